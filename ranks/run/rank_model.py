@@ -22,7 +22,7 @@ from ranks.sessions.session import reason
 if TYPE_CHECKING:
     from ranks.run.program import Program
     from ranks.run.schedule import Schedule
-    from ranks.run.steps.likeliest import Likeliest
+    from ranks.run.steps.likeliest import Asked
     from ranks.run.steps.sequences import Sequences, Stateful
     from ranks.run.steps.whole_state import WholeState
     from ranks.state.session import Host, Session
@@ -154,9 +154,7 @@ class RankModel:
         with self._lock:  # two hosts would give two sessions one number
             return sequences.serve(self.inputs, self.optional_inputs, self.step)
 
-    def step(
-        self, number: int, feeds: Mapping[str, Array], asked: Likeliest | None = None
-    ) -> dict[str, Array]:
+    def step(self, number: int, feeds: Mapping[str, Array], asked: Asked | None = None) -> dict[str, Array]:
         """One step of an open sequence: the outputs that are no state, by name; a collective of the group.
 
         ``feeds``: the inputs that are no state, but for those that follow from the sequence's length

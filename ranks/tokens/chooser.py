@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ranks.talk.reports import TextReport
-from ranks.tokens import sampling
+from ranks.tokens import best, sampling
 from ranks.tokens.options import SamplingOptions
 from ranks.tokens.penalties import Penalties, Row
 
@@ -41,7 +41,22 @@ class Chooser:
     def choose(self, row: Row) -> int:
         """The next token by the model's logits (vocabulary,). Raises `ShardrunError` where none can be
         chosen."""
-        scores = self.penalties.apply(row)
+        return self._of(self.penalties.apply(row))
+
+    def shows(self, part: int) -> int | None:
+        """`ranks.tokens.best.count` for a rank that has so many tokens of the vocabulary."""
+        return best.count(self.options, part)
+
+    def show(self, part: Row, begin: int, count: int) -> best.Shown:
+        """The ``count`` best tokens of a part of the logits, which begins at a token."""
+        return best.show(self.penalties.apply(part, begin), begin, count)
+
+    def choose_among(self, shown: best.Shown) -> int:
+        """The next token by what all ranks `show`, as `choose` by all logits, where that is enough."""
+        ids, scores = best.together(shown)
+        return int(ids[self._of(scores)])
+
+    def _of(self, scores: Row) -> int:
         if self.options.greedy:
             return sampling.likeliest(scores)
         assert self.options.seed is not None

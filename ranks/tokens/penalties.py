@@ -66,33 +66,41 @@ class Penalties:
         )
         return idle and not forced and (self._read >= self._shortest or not len(self._ends))
 
-    def apply(self, row: Row) -> Row:
-        """The logits (vocabulary,) with all changes; the given ones stay as they are."""
+    def apply(self, row: Row, begin: int = 0) -> Row:
+        """The logits of the vocabulary, or of a part of it that begins at a token, with all changes; the
+        given ones stay as they are."""
         if self.nothing:
             return row
         row = np.array(row)
+        end = begin + len(row)
+
+        def put(ids: NDArray[np.int64], value: float) -> None:
+            row[ids[(ids >= begin) & (ids < end)] - begin] = value
+
         ids, amounts = self._bias
-        row[ids] += amounts
+        here = (ids >= begin) & (ids < end)
+        row[ids[here] - begin] += amounts[here]
         if self._seen is not None:
-            seen = np.flatnonzero(self._seen)
+            seen = np.flatnonzero(self._seen[begin:end])
             values = row[seen]
             row[seen] = np.where(values > 0, values / self._repetition, values * self._repetition)
         if self._counts is not None:
-            used = np.flatnonzero(self._counts)
-            row[used] -= self._frequency * self._counts[used] + self._presence
+            counts = self._counts[begin:end]
+            used = np.flatnonzero(counts)
+            row[used] -= self._frequency * counts[used] + self._presence
         if self._ngram and len(self._ids) >= self._ngram - 1:
             last = tuple(self._ids[len(self._ids) - self._ngram + 1 :])
-            row[list(self._followers.get(last, ()))] = -np.inf
+            put(np.array(sorted(self._followers.get(last, ())), np.int64), -np.inf)
         if self._read < self._shortest:
-            row[self._ends] = -np.inf
+            put(self._ends, -np.inf)
         first = not self._read
         for ids, now in ((self._first, first), (self._last, self._read + 1 == self._most)):
             if now and len(ids):
                 row[:] = -np.inf
-                row[ids] = 0
-        row[self._never] = -np.inf
+                put(ids, 0)
+        put(self._never, -np.inf)
         if first:
-            row[self._not_first] = -np.inf
+            put(self._not_first, -np.inf)
         return row
 
     def read(self, token: int) -> None:

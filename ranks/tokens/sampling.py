@@ -65,7 +65,7 @@ def candidates(scores: Row, options: SamplingOptions) -> Candidates:
     check_finite(best)
     count = options.top_k or 0
     if 0 < count < len(scores):
-        ids = np.flatnonzero(scores >= _highest(scores, count))
+        ids = np.flatnonzero(scores >= highest(scores, count))
         scores = scores[ids]
     weights: Row = scores - np.float32(best)
     weights /= np.float32(options.temperature or 1.0)
@@ -82,7 +82,7 @@ def candidates(scores: Row, options: SamplingOptions) -> Candidates:
     return Candidates(places if ids is None else ids[places], weights[places])
 
 
-def _highest(values: Row, count: int) -> np.float32:
+def highest(values: Row, count: int) -> np.float32:
     """The ``count``-th highest value."""
     if count * 4 * _BLOCK < len(values):
         # As many values as blocks, or more, reach the lowest of so many blocks' maxima: few are left.
@@ -145,6 +145,6 @@ def top(values: Row, count: int) -> NDArray[np.int64]:
     count = min(count, len(values))
     if not count:
         return np.empty(0, np.int64)
-    ids = np.flatnonzero(values >= _highest(values, count))
+    ids = np.flatnonzero(values >= highest(values, count))
     order: NDArray[np.int64] = ids[np.argsort(-values[ids], kind="stable")][:count]
     return order

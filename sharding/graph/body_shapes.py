@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.graph import contrib_shapes
 from sharding.graph.flow_shapes import joined
 from sharding.graph.fold import small_constant
 from sharding.graph.values import captured, shape_of
@@ -108,27 +109,76 @@ class _Question:
         return types
 
     def _ask(self, nodes: Iterable[onnx.NodeProto], wanted: list[str], more: Types) -> Types:
-        import onnx
-
-        helper, given = onnx.helper, {**self.inputs, **more}
-        graph = helper.make_graph(
-            list(nodes),
-            "asked",
-            [helper.make_value_info(name, kind) for name, kind in given.items()],
-            [onnx.ValueInfoProto(name=name) for name in wanted if name not in given],
-            list(self.constants.values()),
-        )
-        asked = helper.make_model(graph, opset_imports=self.opsets)
-        inferred = onnx.shape_inference.infer_shapes(asked, check_type=False, data_prop=False).graph
-        types = {info.name: info.type for info in [*inferred.input, *inferred.value_info, *inferred.output]}
+        given, nodes = {**self.inputs, **more}, list(nodes)
+        types = self._inferred(nodes, wanted, given, {})
+        found: Types = {}
+        while fresh := _of_contrib(nodes, types):  # behind each of them onnx's inference goes on
+            found |= fresh
+            types = self._inferred(nodes, wanted, given, found)
         symbols = {axis for kind in given.values() for axis in _shape(kind) or () if isinstance(axis, str)}
-        found = {name: types[name] for name in wanted if name in types}
-        for kind in found.values():
+        asked = {name: types[name] for name in wanted if name in types}
+        for kind in asked.values():
             for axis in kind.tensor_type.shape.dim:
                 # A name made up here could be another value's in the model.
                 if axis.HasField("dim_param") and axis.dim_param not in symbols:
                     axis.Clear()
-        return found
+        return asked
+
+    def _inferred(self, nodes: list[onnx.NodeProto], wanted: list[str], given: Types, inner: Types) -> Types:
+        """The types of all values, by onnx's inference; ``inner``: those known of what nodes give."""
+        import onnx
+
+        helper = onnx.helper
+        graph = helper.make_graph(
+            nodes,
+            "asked",
+            [helper.make_value_info(name, kind) for name, kind in given.items()],
+            [onnx.ValueInfoProto(name=name) for name in wanted if name not in given and name not in inner],
+            list(self.constants.values()),
+            value_info=[helper.make_value_info(name, kind) for name, kind in inner.items()],
+        )
+        asked = helper.make_model(graph, opset_imports=self.opsets)
+        inferred = onnx.shape_inference.infer_shapes(asked, check_type=False, data_prop=False).graph
+        types = {
+            tensor.name: helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+            for tensor in self.constants.values()
+        }
+        for info in [*inferred.input, *inferred.value_info, *inferred.output]:
+            if info.type.WhichOneof("value") is not None:
+                types[info.name] = info.type
+        return types
+
+
+def _of_contrib(nodes: Iterable[onnx.NodeProto], types: Types) -> Types:
+    """The types of what operators of other domains give, where they are found and not among ``types``."""
+    import onnx_ir as ir
+
+    found: Types = {}
+    for proto in nodes:
+        if not proto.domain or all(_shape(types.get(name)) is not None for name in proto.output if name):
+            continue
+        node = ir.Node(
+            proto.domain,
+            proto.op_type,
+            [_value(name, types.get(name)) for name in proto.input],
+            [ir.serde.deserialize_attribute(item) for item in proto.attribute],
+            outputs=[_value(name, None) or ir.Value() for name in proto.output],
+        )
+        made = contrib_shapes.infer(node) or {}
+        found |= {
+            name: kind for name, kind in made.items() if name and _shape(kind) and not _shape(types.get(name))
+        }
+    return found
+
+
+def _value(name: str, kind: onnx.TypeProto | None) -> ir.Value | None:
+    import onnx_ir as ir
+
+    if not name or kind is None or not kind.HasField("tensor_type"):
+        return ir.Value(name=name) if name else None
+    axes = _shape(kind)
+    shape = None if axes is None else ir.Shape(axes)
+    return ir.Value(name=name, type=ir.TensorType(ir.DataType(kind.tensor_type.elem_type)), shape=shape)
 
 
 def _shape(kind: onnx.TypeProto | None) -> tuple[Dim, ...] | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from sharding.graph.values import shape_of, subgraphs
 from sharding.reading.lengths import PRIMES, Lengths, as_product, evaluate, with_inputs
 from sharding.rules.base import Dim
 from sharding.rules.elementwise import ELEMENTWISE
+from sharding.rules.flow import FLOW
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -33,6 +34,7 @@ _SMALLER = (7, 11, 5, 9, 3, 8, 6, 10, 4, 12)
 # Tables of positions end early. Networks of images halve their axes and want what can be halved.
 SETS = (PRIMES, _SMALLER, _LARGER, tuple(32 * n for n in PRIMES[:5]), tuple(64 * n for n in PRIMES[:5]))
 """Numbers for the open lengths, one set after the other."""
+_FEW = (2, 3)
 ENOUGH = 2
 """Sets in which a length must be found."""
 
@@ -62,14 +64,21 @@ def confirm(model: ir.Model, path: Path, declared: Mapping[str, Shape]) -> bool:
     import onnx_ir as ir
 
     asked = {}
+    checks = {}
+    guessed = False
+    opened = any(node.domain == FLOW for node in model.graph)
     for node in model.graph:
         for value in node.outputs:
-            shape = declared.get(value.name or "")
-            if shape is not None and _says_more(shape, shape_of(value)):
-                asked[value.name or ""] = value
+            shape, inferred = declared.get(value.name or ""), shape_of(value)
+            if opened and shape is None and inferred is not None and _is_quotient(node, inferred):
+                shape = (None,) * len(inferred)  # merged branches come without what they once declared
+                guessed = True
+            elif shape is None or not _says_more(shape, inferred):
+                continue
+            asked[value.name or ""] = value
+            checks[value.name or ""] = _Check(shape)
     if not asked:
         return False
-    checks = {name: _Check(declared[name]) for name in asked}
     together: set[str] = set()
     apart = _apart(model)
     small = _needed(model, asked.values())
@@ -81,6 +90,11 @@ def confirm(model: ir.Model, path: Path, declared: Mapping[str, Shape]) -> bool:
             check.compare(found.get(name), lengths.numbers, gone=bool(found) and name not in found)
         if all(check.decided() for check in checks.values()):
             break
+    if guessed:  # what is as long as many positions are may be shorter where there are few
+        few = next(_sets(model, (_FEW,)))
+        for name, shape in _shapes_at(small, path, few.number, checks).items():
+            if name in checks:
+                checks[name].compare(shape, few.numbers)
     found = (
         _shapes_at(model, path, lambda axis: _number(axis, apart), together, all_or_none=True)
         if apart
@@ -143,9 +157,9 @@ class _Check:
     """One value's declared shape against what is found with numbers."""
 
     def __init__(self, declared: Shape) -> None:
-        self.declared = declared
+        self.declared = list(declared)
         self.times = [0] * len(declared)
-        self.right = [axis is not None for axis in declared]
+        self.right = [True] * len(declared)
         self.own: dict[int, str] = {}
         self.rank = True
         self.seen = 0
@@ -163,7 +177,9 @@ class _Check:
         for axis, (said, length) in enumerate(zip(self.declared, found, strict=True)):
             if isinstance(length, int):
                 self.times[axis] += 1
-                self.right[axis] &= evaluate(said, numbers) == length
+                if said is None:  # a number, if it is the same in all sets
+                    self.declared[axis] = length
+                self.right[axis] &= evaluate(self.declared[axis], numbers) == length
 
     def tell_apart(self, found: Shape | None, numbers: Mapping[str, int]) -> None:
         """Axes that the file gives one name had each its own number: which of them is this value's?"""
@@ -194,7 +210,12 @@ class _Check:
         )
 
 
-def _sets(model: ir.Model) -> Iterator[Lengths]:
+def _is_quotient(node: ir.Node, shape: Shape) -> bool:
+    """Whether a node makes an axis of what is left for it, of which inference with symbols knows nothing."""
+    return node.op_type == "Reshape" and not node.domain and any(map(is_made_up, shape))
+
+
+def _sets(model: ir.Model, sets: Iterable[Sequence[int]] = SETS) -> Iterator[Lengths]:
     """Each symbol of the inputs another number."""
     symbols = dict.fromkeys(
         str(axis)
@@ -203,7 +224,7 @@ def _sets(model: ir.Model) -> Iterator[Lengths]:
         if isinstance(axis, str) and evaluate(axis, {}) is None
     )
     plain = [symbol for symbol in symbols if symbol.isidentifier()]
-    for numbers in SETS:
+    for numbers in sets:
         cycle = itertools.cycle(numbers)
         known = {symbol: next(cycle) for symbol in plain}
         for symbol in symbols:

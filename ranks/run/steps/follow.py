@@ -1,6 +1,6 @@
-"""Steps that the ranks make by themselves: rank 0 chooses a token by the logits of each, which all read in
-the next one; where it is the likeliest in any case, all find it together. The launcher is told, and waits for
-nothing."""
+"""Steps that the ranks make by themselves: rank 0 chooses a token by the logits of each, or by the best of
+them, and all read it in the next one; where it is the likeliest in any case, all find it together. The
+launcher is told, and waits for nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ranks.errors import ShardrunError
-from ranks.run.steps.likeliest import Likeliest
+from ranks.run.steps.likeliest import Asked, BestTokens, Likeliest
 from ranks.talk.wire import Kind
 from ranks.tokens.chooser import Chooser
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ranks.collectives.broadcast import Spreader
     from ranks.talk.control import Control
     from ranks.talk.reports import RunReport
+    from ranks.tokens.best import Shown
+    from ranks.tokens.penalties import Row
     from sharding.common.arrays import Array
 
 
@@ -31,29 +33,34 @@ class Lead:
 
     def __init__(self, run: RunReport, request: int, control: Control) -> None:
         self._run, self._request, self._control = run, request, control
-        self._chooser = Chooser.of(run["text"], run["vocabulary"])
+        self.chooser = Chooser.of(run["text"], run["vocabulary"])
         self._made = 0
         self._untold: list[int] = []
         self._told = 0.0
         self.error: str | None = None
         """Why no token could be chosen."""
 
-    def choose(self, outputs: Mapping[str, Array]) -> tuple[int, bool]:
-        """The next token, and whether it is read in another step."""
-        logits = outputs[self._run["logits"]]
-        size = self._run["vocabulary"]
+    def choose(self, outputs: Mapping[str, Array], shown: Shown | None) -> tuple[int, bool]:
+        """The next token, and whether it is read in another step; ``shown``: what all ranks show of their
+        parts of the logits, instead of them."""
         try:
-            if logits.shape[-1] != size:
-                raise ShardrunError(
-                    f"the model gave logits of {logits.shape[-1]} tokens, but its vocabulary has {size}"
-                )
-            token = self._chooser.choose(np.asarray(logits.reshape(-1, size)[-1], np.float32))
+            token = (
+                self.chooser.choose(self._row(outputs)) if shown is None else self.chooser.choose_among(shown)
+            )
         except Exception as error:  # the other ranks wait, and must hear of it
             self.error = str(error) or type(error).__name__
             return -1, False
-        more = self.wanted and token not in self._chooser.ends
+        more = self.wanted and token not in self.chooser.ends
         self.take(token)
         return token, more
+
+    def _row(self, outputs: Mapping[str, Array]) -> Row:
+        logits, size = outputs[self._run["logits"]], self._run["vocabulary"]
+        if logits.shape[-1] != size:
+            raise ShardrunError(
+                f"the model gave logits of {logits.shape[-1]} tokens, but its vocabulary has {size}"
+            )
+        return np.asarray(logits.reshape(-1, size)[-1], np.float32)
 
     @property
     def wanted(self) -> bool:
@@ -63,7 +70,7 @@ class Lead:
 
     def take(self, token: int) -> None:
         """The text goes on with this token."""
-        self._chooser.read(token)
+        self.chooser.read(token)
         self._made += 1
 
     def tell(self, token: int) -> None:
@@ -82,7 +89,7 @@ class Lead:
 
 
 def follow(
-    step: Callable[[Mapping[str, Array], Likeliest | None], Mapping[str, Array]],
+    step: Callable[[Mapping[str, Array], Asked | None], Mapping[str, Array]],
     feeds: Mapping[str, Array],
     run: RunReport,
     spreader: Spreader,
@@ -96,23 +103,26 @@ def follow(
     ids = np.array(feeds[run["tokens"]])
     feeds = {**feeds, run["tokens"]: ids}
     word = np.zeros(2, np.int64)
-    chooser = Chooser.of(run["text"], run["vocabulary"])
-    asked = Likeliest(run["logits"], run["vocabulary"]) if chooser.takes_likeliest else None
+    chooser = lead.chooser if lead is not None else Chooser.of(run["text"], run["vocabulary"])
+    likeliest = Likeliest(run["logits"], run["vocabulary"]) if chooser.takes_likeliest else None
+    best = BestTokens(run["logits"], run["vocabulary"], chooser)
     try:
         while True:
-            if asked is not None and lead is not None:
-                asked.word = float(lead.wanted)
-            outputs = step(feeds, asked)
-            if asked is not None and asked.found is not None:
-                token, wanted = asked.found
+            if likeliest is not None and lead is not None:
+                likeliest.word = float(lead.wanted)
+            outputs = step(feeds, likeliest or best)
+            if likeliest is not None and likeliest.found is not None:
+                token, wanted = likeliest.found
                 more = bool(wanted) and token not in chooser.ends
                 if lead is not None:
                     lead.take(token)
             else:
                 if lead is not None:
-                    word[:] = lead.choose(outputs)
+                    word[:] = lead.choose(outputs, best.found)
                 spreader.broadcast(word)
                 token, more = word.tolist()
+                if lead is None and more:
+                    chooser.read(token)
             if lead is not None:
                 lead.tell(token)
             if not more:

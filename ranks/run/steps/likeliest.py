@@ -1,19 +1,36 @@
-"""The highest element of an output of which each rank has a part: three numbers travel instead of all."""
+"""The best tokens of logits of which each rank has those of a part of the vocabulary: few numbers travel
+instead of all."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+
+from ranks.tokens import best
 
 if TYPE_CHECKING:
     from ranks.collectives.base import Communicator
     from ranks.run.steps.parts import Parts
     from ranks.sessions.cut import Collective
+    from ranks.tokens.chooser import Chooser
     from sharding.common.arrays import Array
+
+
+class Asked(Protocol):
+    """What a step may be asked for instead of an output. Every rank asks alike."""
+
+    output: str
+
+    def find(self, part: Array, group: Communicator) -> bool:
+        """Whether this was found from this rank's part of the output and those of the others. A collective,
+        with the same result on every rank."""
+
+    def forget(self) -> None:
+        """A new step begins."""
 
 
 class Likeliest:
@@ -30,9 +47,12 @@ class Likeliest:
         self._all = self._mine
         self._exchange: Callable[[], object] | None = None
 
+    def forget(self) -> None:
+        """See `Asked`."""
+        self.found = None
+
     def find(self, part: Array, group: Communicator) -> bool:
-        """Whether the place was found from this rank's ``part`` (..., size / ranks) and those of the others.
-        A collective, with the same result on every rank."""
+        """See `Asked`; ``part``: (..., size / ranks)."""
         width = part.shape[-1]
         if width * group.size != self.size or part.dtype.kind != "f":
             return False
@@ -50,11 +70,48 @@ class Likeliest:
         return True
 
 
+class BestTokens:
+    """Asks a step for the tokens that a chooser may choose (`ranks.tokens.best`)."""
+
+    def __init__(self, output: str, size: int, chooser: Chooser) -> None:
+        """``size``: the tokens of the vocabulary; ``chooser``: has read the same on every rank."""
+        self.output, self.size = output, size
+        self.found: best.Shown | None = None
+        """What all ranks show, a row each; None: the step gave the whole output."""
+        self._chooser = chooser
+        self._mine = self._all = np.zeros((0, 0))
+        self._exchange: Callable[[], object] | None = None
+
+    def forget(self) -> None:
+        """See `Asked`."""
+        self.found = None
+
+    def find(self, part: Array, group: Communicator) -> bool:
+        """See `Asked`; ``part``: (..., size / ranks)."""
+        width = part.shape[-1]
+        count = self._chooser.shows(width) if width * group.size == self.size else None
+        if count is None or part.dtype.kind != "f":
+            return False
+        row = np.asarray(part.reshape(-1, width)[-1], np.float32)
+        shown = self._chooser.show(row, group.rank * width, count)
+        if self._exchange is None:
+            self._mine, self._all = np.zeros((1, len(shown))), np.zeros((group.size, len(shown)))
+            self._exchange = group.gathering(self._mine, self._all, 0)
+        self._mine[0] = shown
+        self._exchange()
+        if best.enough(self._all):
+            self.found = self._all
+        return self.found is not None
+
+
 def gathered_last(parts: Parts, results: set[str], read: set[str]) -> dict[str, Collective]:
     """Results that are gathered along an axis after all segments, and that nothing else reads: a step can do
-    without. Only such as lie on the host."""
+    without. Only such as lie on the host, of a model that all ranks have a part of each layer of: else some
+    would not hear what was found."""
     cut = parts.cut
-    found = {}
+    found: dict[str, Collective] = {}
+    if parts.mail is not None:
+        return found
     for level, collectives in enumerate(cut.collectives if parts.group is not None else ()):
         ended = not any(segment.outputs for segment in cut.segments[level + 1 :])
         for c in collectives:

@@ -20,7 +20,7 @@ import onnxruntime as ort
 from ranks.common.tensors import element_dtype
 from ranks.run.plans import MAX_PLANS, Plans
 from ranks.run.point_to_point import ReshapedError
-from ranks.run.steps.likeliest import Likeliest, gathered_last
+from ranks.run.steps.likeliest import Asked, gathered_last
 from ranks.run.steps.plan import Level, Plan, Planner, Shapes
 from ranks.sessions.cut import Collective
 from ranks.sessions.session import run_error
@@ -73,7 +73,7 @@ class Steps:
         self.communication_seconds = self.segment_seconds = 0.0
 
     def run(
-        self, state: SequenceState, feeds: Mapping[str, Array], count: int, asked: Likeliest | None = None
+        self, state: SequenceState, feeds: Mapping[str, Array], count: int, asked: Asked | None = None
     ) -> dict[str, Array]:
         """One step: the outputs that are no state, by name, owned by the caller.
 
@@ -101,9 +101,7 @@ class Steps:
             with self._parts.memory.active():
                 self._parts.mail.fail(reason)
 
-    def _run(
-        self, state: SequenceState, feeds: Mapping[str, Array], asked: Likeliest | None
-    ) -> dict[str, Array]:
+    def _run(self, state: SequenceState, feeds: Mapping[str, Array], asked: Asked | None) -> dict[str, Array]:
         shapes = [feeds[name].shape for name in self._fresh if name not in known_feeds.FILLED]
         key: Key = (*shapes, *(self._parts.memory.shape(state.value(n))[0:1] for n in list(self._inputs)[:1]))
         plan, used = self._plan(key, state.length)
@@ -134,11 +132,11 @@ class Steps:
             self._keep(output, pair, values, state, plan)
         return {name: self._result(values[name], name) for name in self.results if name != found}
 
-    def _finish(self, values: Values, plan: Plan | None, asked: Likeliest | None, noted: Shapes) -> str:
+    def _finish(self, values: Values, plan: Plan | None, asked: Asked | None, noted: Shapes) -> str:
         """Gathers the results that come last; the one that was left out, for what is ``asked`` is enough."""
         found = ""
         if asked is not None:
-            asked.found = None
+            asked.forget()
         began = time.perf_counter()
         for name, c in self._late.items():
             group = self._parts.group

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ranks.errors import CollectiveError, ShardrunError
-from ranks.run.steps.likeliest import Likeliest
+from ranks.run.steps.likeliest import Asked
 from ranks.run.steps.runner import Steps
 from ranks.state import feeds as known_feeds
 from ranks.state import pairs as state_pairs
@@ -201,9 +201,7 @@ class Sequences:
         state = self._open[number]
         return state.nbytes if state is not None else 0
 
-    def step(
-        self, number: int, feeds: Mapping[str, Array], asked: Likeliest | None = None
-    ) -> dict[str, Array]:
+    def step(self, number: int, feeds: Mapping[str, Array], asked: Asked | None = None) -> dict[str, Array]:
         """One step of a sequence: the outputs that are no state, by name.
 
         ``feeds``: all inputs that are neither state nor filled in here (`ranks.state.feeds`). Every rank of
@@ -229,7 +227,7 @@ class Sequences:
         number: int,
         feeds: Mapping[str, Array],
         shown: Shown | None,
-        asked: Likeliest | None = None,
+        asked: Asked | None = None,
     ) -> dict[str, Array]:
         """A step of the rows that this copy of the model has. The state changes only where no rank fails."""
         steps, state = self._model.steps, self._open[number]

@@ -27,6 +27,9 @@ WEIGHTS = {
     "w1": graphs.array(48, 96) / 7,
     "w2": graphs.array(96, 48) / 7,
     "w3": graphs.array(48, 48) / 7,
+    "w4": graphs.array(48, 48, seed=2) / 7,
+    "bias": graphs.array(96),
+    "scale": 1 + graphs.array(48) / 9,
     "gates": graphs.array(48, 192) / 7,
     "again": graphs.array(48, 192, seed=1) / 7,
     "level": np.array(0.1, np.float32),
@@ -34,8 +37,8 @@ WEIGHTS = {
 }
 
 
-def _save(path: Path, text: str) -> Path:
-    model = onnx.parser.parse_model(HEADER + text)
+def _save(path: Path, text: str, header: str = HEADER) -> Path:
+    model = onnx.parser.parse_model(header + text)
     used = {name for holder in _holders(model.graph) for node in holder.node for name in node.input}
     model.graph.initializer.extend(
         numpy_helper.from_array(array, name) for name, array in WEIGHTS.items() if name in used
@@ -323,3 +326,124 @@ def _places(nodes: Any, within: str) -> list[str]:
                 place = f"{node.name} ({item.name.split('_')[0]})"
                 found += _places(item.g.node, f"{within}, {place}" if within else place)
     return found
+
+
+HEADS = """
+g (float[b, n, 48] x, float[b, 12, p, 4] past, bool c) => (float[b, n, 48] y) {
+  y = If (c) <
+    then_branch = attend () => (float[b, n, 48] o) {
+      rows = Shape <start = 0, end = 1> (past)
+      length = Shape <start = 1, end = 2> (x)
+      rest = Constant <value_ints = [-1]> ()
+      size = Constant <value_ints = [4]> ()
+      apart = Concat <axis = 0> (rows, length, rest, size)
+      merged = Concat <axis = 0> (rows, length, rest)
+      q0 = MatMul (x, w3)
+      q1 = Reshape (q0, apart)
+      q = Transpose <perm = [0, 2, 1, 3]> (q1)
+      turned = Transpose <perm = [0, 1, 3, 2]> (past)
+      s = MatMul (q, turned)
+      a = Softmax <axis = -1> (s)
+      m = MatMul (a, past)
+      back = Transpose <perm = [0, 2, 1, 3]> (m)
+      r = Reshape (back, merged)
+      o = MatMul (r, w4)
+    },
+    else_branch = pass () => (float[b, n, 48] o2) { o2 = Neg (x) }
+  >
+}"""
+
+
+@pytest.mark.parametrize("take", [True, False])
+def test_heads_that_are_what_a_reshape_leaves_over(tmp_path: Path, take: bool) -> None:
+    """The rows are said by another input: that both have as many is known of numbers alone."""
+    path = _save(tmp_path / "model.onnx", HEADS)
+    feeds = {"x": graphs.array(2, 3, 48), "past": graphs.array(2, 12, 5, 4), "c": np.array(take)}
+    plan = plan_model(path, 2)
+    assert dict(plan.collective_counts()) == {"AllReduce": 1} and set(plan.split_weights) == {"w3", "w4"}
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    lockstep.assert_same(tmp_path / "slices", path, feeds)
+
+
+WINDOW = """
+g (float[b, n, 48] x, float[b, m] like, bool c) => (float[b, k, 48] y) {
+  y = If (c) <
+    then_branch = last () => (float[b, k, 48] o) {
+      begin = Constant <value_ints = [-4]> ()
+      end = Constant <value_ints = [1000]> ()
+      axis = Constant <value_ints = [1]> ()
+      rows = Shape <start = 0, end = 1> (like)
+      rest = Constant <value_ints = [-1, 48]> ()
+      to = Concat <axis = 0> (rows, rest)
+      few = Slice (x, begin, end, axis)
+      h = Reshape (few, to)
+      u = MatMul (h, w1)
+      r = Relu (u)
+      o = MatMul (r, w2)
+    },
+    else_branch = pass () => (float[b, k, 48] o2) { o2 = Neg (x) }
+  >
+}"""
+
+
+@pytest.mark.parametrize("length", [2, 4, 9])
+def test_a_window_may_be_shorter_than_it_is_wide(tmp_path: Path, length: int) -> None:
+    path = _save(tmp_path / "model.onnx", WINDOW)
+    source = read_model(path)
+    (value,) = [v for node in source.model.graph for v in node.outputs if v.name == "h"]
+    assert value.shape is None or value.shape[1] != 4
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    feeds = {"x": graphs.array(2, length, 48), "like": graphs.array(2, 3), "c": np.array(True)}
+    lockstep.assert_same(tmp_path / "slices", path, feeds)
+
+
+CONTRIB = """
+  u = com.microsoft.FusedMatMul (h0, w1)
+  v = com.microsoft.BiasGelu (u, bias)
+  e = com.microsoft.FusedMatMul (v, w2)
+  d, n1, n2, n3 = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 0.00001> (e, h0, scale)
+"""
+FORMS = {
+    "If": f"""
+g (float[b, n, 48] h0, bool c) => (float[b, n, 48] y) {{
+  y = If (c) <
+    then_branch = t () => (float[b, n, 48] o) {{ {CONTRIB} o = Add (d, h0) }},
+    else_branch = e () => (float[b, n, 48] o2) {{ o2 = Neg (h0) }}
+  >
+}}""",
+    "Loop": f"""
+g (float[b, n, 48] x, int64 times) => (float[b, n, 48] y) {{
+  yes = Constant <value = bool {{1}}> ()
+  y = Loop (times, yes, x) <
+    body = l (int64 i, bool cin, float[b, n, 48] h0) => (bool cout, float[b, n, 48] o) {{
+      cout = Identity (cin) {CONTRIB} o = Add (d, h0)
+    }}
+  >
+}}""",
+    "Scan": f"""
+g (float[b, n, 48] x, float[t, b, n, 48] s) => (float[b, n, 48] y, float[t, b, n, 48] z) {{
+  y, z = Scan <num_scan_inputs = 1,
+    body = l (float[b, n, 48] h, float[b, n, 48] s1) => (float[b, n, 48] o, float[b, n, 48] o2) {{
+      h0 = Add (h, s1) {CONTRIB} o = Add (d, h0) o2 = Identity (d)
+    }}
+  > (x, s)
+}}""",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_operators_of_onnx_runtime_in_bodies(tmp_path: Path, form: str) -> None:
+    path = _save(
+        tmp_path / "model.onnx", FORMS[form], '<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>'
+    )
+    feeds: dict[str, Any] = {("h0" if form == "If" else "x"): graphs.array(2, 3, 48)}
+    feeds |= {
+        "If": {"c": np.array(True)},
+        "Loop": {"times": np.array(3)},
+        "Scan": {"s": graphs.array(4, 2, 3, 48)},
+    }[form]
+    plan = plan_model(path, 2)
+    assert dict(plan.collective_counts()) == {"AllReduce": 1}
+    assert {"w1", "w2"} <= set(plan.split_weights)
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    lockstep.assert_same(tmp_path / "slices", path, feeds)
