@@ -16,6 +16,7 @@ from sharding.importers.checkpoints.match import Match, Target, match
 from sharding.importers.checkpoints.rename import Rule
 from sharding.importers.mapped import mapped
 from sharding.onnx_files.external import put_place
+from sharding.onnx_files.graph_library import import_graph_library
 from sharding.onnx_files.protobuf import IN_MODEL_FILE, MalformedError, without_weights
 from sharding.onnx_files.walk import tensors_in
 
@@ -71,6 +72,7 @@ def read(path: Path) -> onnx.ModelProto:
 
 def _locate(tensor: Any, path: Path, outer: bool) -> None:
     """States a tensor's offset and length; one that is no initializer of the model comes into the message."""
+    import_graph_library()
     import onnx_ir as ir
 
     from sharding.onnx_files.tensors import locate

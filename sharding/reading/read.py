@@ -16,6 +16,7 @@ from sharding.graph.symbols import tell_apart
 from sharding.graph.values import captured
 from sharding.importers import import_model, is_imported
 from sharding.onnx_files.functions import inline_functions
+from sharding.onnx_files.graph_library import import_graph_library
 from sharding.onnx_files.protobuf import MalformedError, without_weights
 from sharding.onnx_files.tensors import WeightTensor, locate
 from sharding.onnx_files.validity import check, check_nodes, first_cause
@@ -62,6 +63,7 @@ def read_model(path: str | Path, key: Key | None = None) -> Source:
     external data does not lie inside the model's folder with the length that its shape needs.
     """
     path = Path(path)
+    import_graph_library()
     proto, file = _read_proto(path, key)
     model = _deserialize(proto, path)
     declared = forget(model.graph)
