@@ -2,7 +2,7 @@
 
     python benchmarks/generation.py FOLDER [--prompt 128] [--new 128] [--rounds 5] [--ranks 2]
         [--genai PYTHON] [--transformers PYTHON --weights FOLDER] [--vllm PYTHON --weights FOLDER]
-        [--texts 8] [--chunk N] [--json FILE]
+        [--texts 8] [--chunk N] [--whole-sums] [--before FOLDER] [--realtime] [--json FILE]
 
 FOLDER is one of ONNX Runtime GenAI's model builder, WEIGHTS the transformers folder it was built from; both
 are made by `scripts/generation_peers.sh`, which also makes an environment for each peer: the PYTHONs here. A
@@ -14,6 +14,10 @@ prompt up to its first token, and each further token (with its 90th percentile);
 groups of four. A long context is `--prompt 2000 --new 64`, and `--chunk N` has the ranks read the prompt N
 tokens at a time. The ranks have one thread and one core each. `--texts N` also generates N texts at once,
 through the engine, and compares their tokens a second with those of one.
+
+`--whole-sums` has ranks contend that add up no parts of sums, and `--before FOLDER` another version of this
+project, as its files lie in FOLDER. Ratios are medians of pairs of the same round. On a machine that others
+use, `--realtime` (for root) gives all contestants their cores while they work, and rests between two of them.
 """
 
 from __future__ import annotations
@@ -22,12 +26,13 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +143,8 @@ class Contestant:
     steps: list[float] = field(default_factory=list)
     more: dict[str, list[float]] = field(default_factory=dict)
     ids: list[int] = field(default_factory=list)
+    means: list[float] = field(default_factory=list)
+    """Seconds of a token, of each round."""
 
     def line(self) -> str:
         """The next line; `SystemExit` where the process has ended."""
@@ -155,6 +162,7 @@ class Contestant:
         answer = json.loads(self.line())
         self.prompts.append(answer["prompt"])
         self.steps += answer["steps"]
+        self.means.append(answer.get("mean") or statistics.mean(answer["steps"]))
         self.ids = answer["ids"]
         for name, value in answer.get("more", {}).items():
             self.more.setdefault(name, []).append(value)
@@ -162,17 +170,28 @@ class Contestant:
 
 def own(args: argparse.Namespace) -> Callable[[], Answer]:
     """This project's ranks: one thread each, on a core of its own."""
+    if args.before:
+        sys.path.insert(0, str(args.before))
+        os.environ["PYTHONPATH"] = str(args.before)
     import numpy as np
 
     from launcher import load_language_model
     from launcher.generation.engine import Engine, EngineLimits
     from launcher.generation.sample import Token
+    from sharding.demands.options import SliceOptions
 
     folder, ranks, prompt, new = args.folder, args.ranks, args.prompt, args.new
     texts, chunk = args.texts, args.chunk
-    model = load_language_model(folder, ranks=ranks, threads=1, launcher="local", allow_replicated=True)
+    options = SliceOptions(allow_replicated=True)
+    if args.whole_sums:
+        options = replace(options, whole_sums=True)
+    model = load_language_model(folder, ranks=ranks, threads=1, launcher="local", options=options)
     group = model.decoder.later.group  # type: ignore[attr-defined]
     cores = sorted(os.sched_getaffinity(0))
+    if args.realtime:  # whoever reads goes first, as on a machine at rest
+        first(os.getpid(), 2)
+        for stats in group.stats:
+            first(stats.pid, 1)
     for stats in group.stats if len(cores) >= ranks else ():
         for thread in Path(f"/proc/{stats.pid}/task").iterdir():
             os.sched_setaffinity(int(thread.name), {cores[stats.rank]})
@@ -183,7 +202,7 @@ def own(args: argparse.Namespace) -> Callable[[], Answer]:
         made = model.generate(ids, max_new_tokens=new, temperature=0, ignore_eos=True, chunk=chunk)
         start = time.perf_counter()
         found, times = [next(made).id], [time.perf_counter()]  # type: ignore[union-attr]
-        first = times[0] - start
+        first_token = times[0] - start
         talked, worked, ran = group.communication_seconds, group.segment_seconds, group.run_seconds
         for event in made:
             if isinstance(event, Token):
@@ -212,9 +231,16 @@ def own(args: argparse.Namespace) -> Callable[[], Answer]:
                 start = time.perf_counter()
                 engine.submit(ids, max_new_tokens=new, temperature=0, ignore_eos=True).finish()
                 more["alone"] = new / (time.perf_counter() - start)
-        return {"prompt": first, "steps": steps, "ids": found, "more": more}
+        mean = (times[-1] - times[0]) / count
+        return {"prompt": first_token, "steps": steps, "ids": found, "more": more, "mean": mean}
 
     return run
+
+
+def first(pid: int, priority: int) -> None:
+    """Has all threads of a process go before those of ordinary processes."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setscheduler(int(thread.name), os.SCHED_RR, os.sched_param(priority))
 
 
 def _serve(run: Callable[[], Answer]) -> None:
@@ -228,12 +254,16 @@ def _serve(run: Callable[[], Answer]) -> None:
 
 
 @contextlib.contextmanager
-def started(name: str, command: list[str], cores: set[int] | None = None) -> Iterator[Contestant]:
+def started(
+    name: str, command: list[str], cores: set[int] | None = None, *, realtime: bool = False
+) -> Iterator[Contestant]:
     """A contestant, ready; ended at the end."""
 
     def bind() -> None:
         if cores:
             os.sched_setaffinity(0, cores)
+            if realtime:
+                os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
     process = subprocess.Popen(
         command,
@@ -263,8 +293,13 @@ def commands(args: argparse.Namespace) -> dict[str, tuple[list[str], set[int] | 
     mine = [sys.executable, __file__, str(args.folder), "--own", "--ranks", str(args.ranks)]
     mine += ["--prompt", lengths[0], "--new", lengths[1], "--texts", str(args.texts)]
     mine += ["--chunk", str(args.chunk)] if args.chunk else []
+    mine += ["--realtime"] if args.realtime else []
     cores = sorted(os.sched_getaffinity(0))
     found: dict[str, tuple[list[str], set[int] | None]] = {f"shardrun, {args.ranks} ranks": (mine, None)}
+    if args.before:
+        found["shardrun, before"] = [*mine, "--before", str(args.before.resolve())], None
+    if args.whole_sums:
+        found["shardrun, whole sums"] = [*mine, "--whole-sums"], None
     for threads in (1, 2) if args.genai else ():
         command = [args.genai, "-c", GENAI_MODEL + GENAI + LOOP, str(args.folder), str(threads), *lengths]
         found[f"GenAI, {threads} thread{'s' * (threads > 1)}"] = command, set(cores[:threads])
@@ -286,6 +321,10 @@ def _row(one: Contestant) -> list[str]:
     ]  # fmt: skip
 
 
+def _ratio(theirs: list[float], mine: list[float]) -> float:
+    return statistics.median(other / own for other, own in zip(theirs, mine, strict=True))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
@@ -299,6 +338,9 @@ def main() -> None:
     parser.add_argument("--transformers")
     parser.add_argument("--vllm")
     parser.add_argument("--weights", type=Path)
+    parser.add_argument("--whole-sums", action="store_true")
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("--realtime", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--own", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -308,9 +350,13 @@ def main() -> None:
     if (args.transformers or args.vllm) and args.weights is None:
         parser.error("transformers and vLLM need --weights: the folder that FOLDER was built from")
     with contextlib.ExitStack() as stack:
-        all_ = [stack.enter_context(started(name, *how)) for name, how in commands(args).items()]
+        all_ = [
+            stack.enter_context(started(name, *how, realtime=args.realtime))
+            for name, how in commands(args).items()
+        ]
         for _ in range(args.rounds):
-            for one in all_:
+            for one in random.sample(all_, len(all_)):
+                time.sleep(0.5 if args.realtime else 0)
                 one.ask()
     print(f"{args.folder.name}: prompt {args.prompt}, {args.new} new tokens, {args.rounds} rounds; medians")
     heads = ["", "prompt, ms", "token, ms", "90 %, ms", "tokens/s"]
@@ -328,9 +374,13 @@ def main() -> None:
         value = statistics.median(values)
         shown = f"{value:.1f} tokens/s" if name in {"together", "alone"} else f"{1e3 * value:.3f} ms a token"
         print(f"  {mine.name}, {name}: {shown}")
+    owns = [one for one in all_ if one.name.startswith(mine.name.split(",", maxsplit=1)[0])]
     for other in all_[1:]:
-        same = sum(a == b for a, b in zip(mine.ids, other.ids, strict=False))
-        print(f"  tokens equal to {other.name}: {same} of {len(mine.ids)}")
+        token, prompt = _ratio(other.means, mine.means), _ratio(other.prompts, mine.prompts)
+        print(f"  {other.name} / {mine.name}: a token {token:.3f}, the prompt {prompt:.3f}")
+        for one in owns if other not in owns else [mine]:
+            same = sum(a == b for a, b in zip(one.ids, other.ids, strict=False))
+            print(f"  tokens of {one.name} equal to those of {other.name}: {same} of {len(one.ids)}")
     if args.json:
         figures = {
             one.name: {"prompts": one.prompts, "steps": one.steps, "more": one.more, "ids": one.ids}
