@@ -255,6 +255,7 @@ OF_LIBRARIES = {
     "ranks.collectives.torch.group": "torch reads nothing else; what was there is put back",
     "ranks.compat": "a script's children inherit where it runs",
     "launcher.commands.exec": "a script's children inherit its options",
+    "launcher.staging.receiver": "a process on another host takes over the settings of its job, as ranks do",
     "ranks.identity.binding": "a script's children inherit its cores, and that no other rank has them",
     "sharding.importers.torch_import": "torch reads nothing else; what was there is put back",
 }

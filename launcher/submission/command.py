@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from launcher.job.job import Job
     from launcher.submission.base import Submission
 
-_OF_ALL_RANKS = {"ranks", "rank_table", *OF_STARTING}
-"""Options that the job system answers."""
+_OF_ALL_RANKS = {"ranks", "rank_table", "link", *OF_STARTING}
+"""Options that the job system answers, or that are of hosts, which nobody knows yet."""
 INDEX = "%a"
 """In a path, the index of one job of an array."""
 
