@@ -29,7 +29,7 @@ FLOORS = (
         "ranks.lite",
         "ranks",
     ),
-    *("launcher.common", "launcher.inspection", "launcher.job", "launcher.starters", "launcher.staging"),
+    *("launcher.common", "launcher.inspection", "launcher.job", "launcher.starters"),
     *(
         "launcher.submission",
         "launcher.generation",
@@ -254,6 +254,7 @@ OF_LIBRARIES = {
     "ranks.collectives.torch.group": "torch reads nothing else; what was there is put back",
     "ranks.compat": "a script's children inherit where it runs",
     "launcher.commands.exec": "a script's children inherit its options",
+    "launcher.starters.staging.receiver": "a process of another host has its job's settings",
     "ranks.identity.binding": "a script's children inherit its cores, and that no other rank has them",
     "sharding.importers.torch_import": "torch reads nothing else; what was there is put back",
 }

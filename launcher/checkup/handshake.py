@@ -22,8 +22,9 @@ SECONDS = 60.0
 """How long ranks wait for each other, where ``--timeout`` does not say it."""
 
 
-def try_ranks(ranks: int | None, options: dict[str, Setting]) -> list[Finding]:
-    """What came of it; ``options`` are those of `launcher.group.starting.run_program`."""
+def try_ranks(ranks: int | None, options: dict[str, Setting], save: Path | None = None) -> list[Finding]:
+    """What came of it; ``options`` are those of `launcher.group.starting.run_program`. ``save``: the file
+    for the speed of the link between hosts. Raises `ConfigError` where it cannot be written."""
     from launcher.group.starting import run_program
 
     printed = io.StringIO()
@@ -43,7 +44,7 @@ def try_ranks(ranks: int | None, options: dict[str, Setting]) -> list[Finding]:
     where = hosts[0] if len(hosts) == 1 else f"{counted(len(hosts), 'host')} ({', '.join(hosts[:8])})"
     # Each rank sends and receives so much, whichever way round the sum is made.
     moved = 2 * found["bytes"] * (found["ranks"] - 1) / found["ranks"]
-    return [
+    findings = [
         Finding(
             "ok", f"{found['ranks']} on {where} met by {found['backend']} in {human_seconds(found['met'])}"
         ),
@@ -53,3 +54,21 @@ def try_ranks(ranks: int | None, options: dict[str, Setting]) -> list[Finding]:
             f"{human_seconds(found['large'])} ({human_bytes(int(moved / found['large']))}/s each way)",
         ),
     ]
+    if save is not None:
+        findings.append(_saved(save, len(hosts), found))
+    return findings
+
+
+def _saved(path: Path, hosts: int, found: dict[str, float]) -> Finding:
+    """Writes what joins the hosts, as the times of sums say it: a ring of hosts takes so many rounds."""
+    if hosts == 1:
+        return Finding("fail", f"{path} is not written: all ranks are on one host", "give a table of several")
+    from launcher.common.files import write_file
+    from launcher.job.places.link import link_text
+    from sharding.slices.topology import Link
+
+    rounds = 2 * (hosts - 1)
+    moving = max(found["large"] - found["small"], 1e-9)
+    link = Link(rounds / hosts * found["bytes"] / moving, found["small"] / rounds)
+    write_file(path, link_text(link).encode(), "link")
+    return Finding("ok", f"{path}: {link} between hosts, for --link")

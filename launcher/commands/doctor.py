@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.commands.options import add_option
@@ -39,6 +40,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         add_option(
             parser, name, "how long ranks wait for each other (default: 60)" if name == "timeout" else None
         )
+    parser.add_argument(
+        "--save-link", metavar="FILE", type=Path,
+        help="with --rank-table of several hosts: write how fast they are joined, for --link",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
@@ -49,6 +54,12 @@ def run(args: argparse.Namespace) -> int:
     given = vars(args)
     if given.get("launcher") == "external":
         raise ConfigError("--launcher external: doctor starts its ranks itself; name what starts them")
+    if args.save_link is not None:
+        from launcher.common.files import check_target
+
+        if given.get("rank_table") is None:
+            raise ConfigError("--save-link measures between hosts: give their table with --rank-table")
+        check_target("--save-link", args.save_link, "link")
     table = None
     if given.get("rank_table") is not None:
         from launcher.job.rank_table import load_rank_table
@@ -61,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
         from launcher.checkup.handshake import TITLE, try_ranks
 
         options = {option.name: given[option.name] for option in grouped(RANKS) if option.name in given}
-        tried = [(TITLE, finding) for finding in try_ranks(options.pop("ranks", None), options)]
+        tried = [
+            (TITLE, finding) for finding in try_ranks(options.pop("ranks", None), options, args.save_link)
+        ]
         found += tried
         if not args.json:
             _show(tried)

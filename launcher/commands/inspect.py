@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.commands.options import PLANNED, add_groups, add_option, key_of, whole
+from launcher.commands.options import PLANNED, add_groups, add_hosts, add_option, key_of, whole
 from launcher.errors import ConfigError
 from launcher.job.options import ENCRYPTED, SLICING
 from sharding.common.bounds import MAX_RANKS
@@ -56,6 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="FILE", type=Path, help="draw the plan on one self-contained page")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     add_groups(parser, SLICING, ENCRYPTED)
+    add_hosts(parser)
 
 
 def _worlds(text: str) -> list[int]:
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     check_key(key, model)
     if model.kind == "pattern":
         return _print_rank_models(args, slicing, key)
-    planned = model.kind == "slices" or "ranks" in args or slicing.ranks() is not None
+    planned = model.kind == "slices" or "ranks" in args or slicing.count() is not None
     if args.html is not None and not planned:
         raise ConfigError(
             "--html draws a plan: say for how many ranks with --ranks N, or give a slice folder"
@@ -137,7 +138,7 @@ def _inspection(
         return of_slices(model.path, model.open(getattr(args, "ranks", None)), slicing.said.dims)
     from sharding.planning.plan import plan_model
 
-    ranks = getattr(args, "ranks", None) or slicing.ranks()
+    ranks = slicing.count(getattr(args, "ranks", None))
     assert ranks is not None, "run() plans only where something says the number of ranks"
     return of_plan(plan_model(args.model, ranks, options=slicing.options(), key=key), slicing.said.dims)
 
@@ -210,8 +211,11 @@ def print_inspection(x: Inspection, *, weights: bool) -> None:
     """Prints a plan by layer and, if wanted, every weight's placement."""
     from launcher.common.report import human_bytes, print_table, say
     from launcher.inspection.page import describe_mesh
+    from sharding.common.text import reason_rows
 
     say(f"{x.title}: {describe_mesh(x)}")
+    for _, part in reason_rows(x.reason):
+        say(f"  {part}")
     print_signature(x.inputs, x.outputs)
     print()
     rows = []

@@ -95,6 +95,13 @@ def add_option(
     add_described(parser, option, text, flag)
 
 
+def add_hosts(parser: argparse.ArgumentParser) -> None:
+    """For a command that plans for ranks and starts none: on which hosts they will run."""
+    group = parser.add_argument_group("with --link").add_mutually_exclusive_group()
+    for name in ("hosts", "hostfile", "rank_table"):
+        add_option(group, name)
+
+
 def add_described(
     parser: argparse._ActionsContainer, option: Option, help: str | None = None, flag: str | None = None
 ) -> None:

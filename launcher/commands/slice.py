@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.commands.options import PLANNED, add_groups, add_option, key_of, whole
+from launcher.commands.options import PLANNED, add_groups, add_hosts, add_option, key_of, whole
 from launcher.common.files import check_folder, check_target, write_file
 from launcher.errors import ConfigError
 from launcher.job.options import ENCRYPTED, SLICING
@@ -57,6 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, dest="precision", action="append", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_groups(parser, SLICING, ENCRYPTED)
+    add_hosts(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     slicing = slicing_of(vars(args))
     _check(args)
     slicing.check(getattr(args, "ranks", None))
-    ranks = getattr(args, "ranks", None) or slicing.ranks()
+    ranks = slicing.count(getattr(args, "ranks", None))
     if ranks is None:
         raise ConfigError(
             "slice: say over how many ranks, with --ranks N, --mesh AXIS=SIZE,... or --plan FILE"

@@ -38,7 +38,7 @@ exit codes:
 """
 
 
-_NOT_HERE = set(OF_STARTING) - {"env"}
+_NOT_HERE = {*OF_STARTING, "link"} - {"env"}
 """Options of a program that starts ranks itself: here the job system does."""
 
 

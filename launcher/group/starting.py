@@ -55,8 +55,8 @@ def _staged(
     """What ranks are told of the copies of their files, which are made now."""
     if not how.placement.stage or how.table is None or program[0] != "serve":
         return {}
-    from launcher.staging.copies import needed
-    from launcher.staging.sender import send
+    from launcher.starters.staging.copies import needed
+    from launcher.starters.staging.sender import send
     from ranks.cache import staged
 
     copies = needed(Path(program[1]), how.table)

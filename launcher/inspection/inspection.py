@@ -100,6 +100,8 @@ class Inspection:
     """What to know of a plan of which almost nothing is split."""
     state: StateSize | None = None
     """What ranks keep from one step to the next."""
+    reason: str = ""
+    """Why the strategy ``auto`` chose this mesh."""
 
     @property
     def stages(self) -> int:
@@ -125,6 +127,7 @@ class Inspection:
             "title": self.title,
             "mesh": dict(self.mesh.axes),
             "micro_batches": self.micro_batches,
+            **({"reason": self.reason} if self.reason else {}),
             "weight_bytes": self.bytes,
             "stages": [
                 {"weight_bytes": self.stage_bytes(stage), "sent_bytes": self.stage_sent(stage)}
@@ -218,6 +221,7 @@ def of_slices(folder: Path, manifest: Manifest, dims: Mapping[str, int]) -> Insp
         dims,
         hardly_splits_slices(manifest),
         state_size(_kept(manifest, stages), mesh.length("tensor"), dims),
+        manifest.reason,
     )
 
 
@@ -279,6 +283,7 @@ def of_plan(plan: Plan, dims: Mapping[str, int], graphs: Sequence[RankGraph] | N
         dims,
         plan.warning,
         plan.state_size(dims),
+        plan.reason,
     )
 
 

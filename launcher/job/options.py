@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError
 from launcher.job.places.host_list import Host, parse_hosts
+from launcher.job.places.link import parse_link
 from launcher.job.places.placement import (
     Placement,
     check_variables,
@@ -46,6 +47,7 @@ from sharding.common.encryption import MODES as CIPHERS
 from sharding.common.nearby import hint, shown
 from sharding.demands.options import STRATEGIES
 from sharding.slices.mesh import Mesh
+from sharding.slices.topology import Link
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -199,6 +201,12 @@ class Options:
         "bytes of weights that a rank may hold, such as 24GB; --strategy auto keeps to it", "SIZE",
         slices="memory",
     )  # fmt: skip
+    link: Link | None = described(
+        Written(parse_link, "a bandwidth and a latency such as 1Gbit/s,0.2ms"), SLICING,
+        "how fast the hosts are joined, such as 1Gbit/s,0.2ms, or a file of `doctor --save-link`: the "
+        "strategy auto keeps within hosts what exchanges most",
+        "BANDWIDTH,LATENCY|FILE",
+    )  # fmt: skip
     profile: Path | None = described(
         File("the path of a profile of ONNX Runtime"), SLICING,
         "a profile that ONNX Runtime wrote of the model: stages are balanced by its times", "FILE.json",
@@ -338,6 +346,8 @@ EXCLUSIVE = (
     ("strategy", "mesh", "a mesh says which strategies are mixed"),
     ("strategy", "plan", "the plan says it"),
     ("steer", "plan", "a plan leaves nothing to steer"),
+    ("mesh", "link", "a mesh says what is within hosts and what is across"),
+    ("plan", "link", "the plan says what is within hosts and what is across"),
 )
 """Options that exclude each other, and why; a flag wins over the other one in a job file."""
 
@@ -357,7 +367,7 @@ OPTIONS = table(Options)
 
 OF_STARTING = ("launcher", "env", "hang_timeout", *(item.name for item in fields(Placement)))
 """Options that only what starts the ranks can follow."""
-OF_ALL_RANKS = frozenset({"ranks", "rank_table", *OF_STARTING})
+OF_ALL_RANKS = frozenset({"ranks", "rank_table", "link", *OF_STARTING})
 """Options that say which ranks there are, and nothing to each of them."""
 
 

@@ -11,12 +11,33 @@ from launcher.errors import RankTableError
 from sharding.common import rank_table, super_pods
 from sharding.common.rank_table import Device, RankTable, find_problems, make_rank_table
 
-__all__ = ["Device", "RankTable", "find_problems", "load_rank_table", "make_rank_table", "merge_rank_tables"]
+__all__ = [
+    "Device",
+    "RankTable",
+    "find_problems",
+    "load_rank_table",
+    "make_rank_table",
+    "merge_rank_tables",
+    "with_places",
+]
 
 
 def load_rank_table(path: str | Path) -> RankTable:
     """Reads and checks a rank table file, JSON or YAML; raises `RankTableError` with the first problem."""
     return rank_table.load_rank_table(path, RankTableError)
+
+
+def with_places(table: RankTable, cores: Sequence[str], interface: str) -> RankTable:
+    """The table of one host with the cores of its ranks, in their order, and its network interface. Raises
+    `RankTableError` for what is none of these."""
+    document = deepcopy(table.document)
+    for server in cast("list[dict[str, object]]", document["server_list"]):
+        if interface:
+            server["interface"] = interface
+        devices = cast("list[dict[str, object]]", server["device"])
+        for device, there in zip(devices, cores, strict=False):
+            device["cores"] = there
+    return rank_table.parse_rank_table(document, "the table", RankTableError)
 
 
 def merge_rank_tables(tables: Sequence[RankTable]) -> RankTable:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import ipaddress
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,9 @@ from sharding.errors import ShardrunError
 VERSION = "1.0"
 VERSIONS = (VERSION, super_pods.VERSION)
 MAX_ID = 2**31 - 1
+_CORES = r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*"
+_INTERFACE = r"[^\s/,\x00-\x1f]{1,15}"
+"""Linux's own bounds of such a name."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,10 @@ class Device:
     host: str
     local_rank: int
     device_ip: str | None = None
+    cores: str = ""
+    """The processors that the rank is to run on, such as 0-3; "" where the table does not say."""
+    interface: str = ""
+    """The network interface of its host by which ranks reach other hosts."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +115,13 @@ def find_problems(path: str | Path) -> list[str]:
     return [f"{path}: {problem}" for problem in _check(document, form == "json")[0]]
 
 
-def make_rank_table(hosts: Sequence[tuple[str, int]]) -> RankTable:
-    """A table with ``count`` ranks on each (host, count), devices 0..count-1, ranks in the order given."""
+def make_rank_table(
+    hosts: Sequence[tuple[str, int]], cores: Sequence[str] = (), interface: str = ""
+) -> RankTable:
+    """A table with ``count`` ranks on each (host, count), devices 0..count-1, ranks in the order given.
+
+    ``cores``: those of the ranks of each host; ``interface``: by which each host reaches the others.
+    """
     servers: list[dict[str, object]] = []
     rank = 0
     for host, count in hosts:
@@ -117,7 +130,12 @@ def make_rank_table(hosts: Sequence[tuple[str, int]]) -> RankTable:
         server: dict[str, object] = {"server_id": host}
         if _is_ip(host):
             server["server_ip"] = host
-        server["device"] = [{"device_id": str(i), "rank_id": str(r)} for i, r in enumerate(ranks)]
+        if interface:
+            server["interface"] = interface
+        server["device"] = [
+            {"device_id": str(i), "rank_id": str(r), **({"cores": cores[i]} if cores else {})}
+            for i, r in enumerate(ranks)
+        ]
         servers.append(server)
     document = {
         "version": VERSION,
@@ -156,6 +174,16 @@ class Checker:
     def text(self, holder: dict[str, object], key: str, path: str) -> None:
         if key in holder and not isinstance(holder[key], str):
             self.fail(f"{path}.{key}", "text", quote(holder[key]))
+
+    def matching(self, holder: dict[str, object], key: str, path: str, form: str, expected: str) -> str:
+        """A text that is there or not, of a form; "" without it."""
+        value = holder.get(key, "")
+        if isinstance(value, int) and not isinstance(value, bool) and not self.strings_only:
+            value = str(value)  # YAML reads one processor as a number
+        if not isinstance(value, str) or not (key not in holder or re.fullmatch(form, value, re.ASCII)):
+            self.fail(f"{path}.{key}", expected, quote(value))
+            return ""
+        return value
 
     def items(
         self, holder: dict[str, object], key: str, path: str, what: str
@@ -213,7 +241,7 @@ def _version(value: object, strings_only: bool) -> str | None:
 
 
 def _check_servers(check: Checker, servers: list[dict[str, object]]) -> tuple[Device, ...]:
-    found: list[tuple[int, int, str, str, str | None]] = []
+    found: list[tuple[int, int, str, str, str | None, str, str]] = []
     total = 0  # devices, those with a mistake too
     rank_paths: dict[int, str] = {}
     server_paths: dict[str, str] = {}
@@ -231,6 +259,9 @@ def _check_servers(check: Checker, servers: list[dict[str, object]]) -> tuple[De
             server_paths.setdefault(name, f"{path}.server_id")
         for key in ("server_ip", "host_ip", "host_nic_ip"):
             check.text(server, key, path)
+        interface = check.matching(
+            server, "interface", path, _INTERFACE, 'a network interface, such as "eth0"'
+        )
         said = "server_ip" if "server_ip" in server else "host_ip"  # that of version 1.2
         address = server.get(said)
         if isinstance(address, str) and not _is_ip(address):
@@ -250,6 +281,7 @@ def _check_servers(check: Checker, servers: list[dict[str, object]]) -> tuple[De
                 isinstance(device_ip, str) and (_is_ip(device_ip) or not device_ip)
             ):
                 check.fail(f"{place}.device_ip", "an IP address", quote(device_ip))
+            cores = check.matching(device, "cores", place, _CORES, 'processors, such as "0-3"')
             known_ip = device_ip if isinstance(device_ip, str) and device_ip else None
             for key, value, seen, expected in (
                 ("device_id", device_id, device_paths, "a device used once on its server"),
@@ -261,7 +293,7 @@ def _check_servers(check: Checker, servers: list[dict[str, object]]) -> tuple[De
                     check.fail(f"{place}.{key}", expected, f"{quote(device[key])}, also at {seen[value]}")
                 seen.setdefault(value, f"{place}.{key}")
             if device_id is not None and rank is not None:
-                found.append((rank, device_id, str(name), host, known_ip))
+                found.append((rank, device_id, str(name), host, known_ip, cores, interface))
     for rank, place in rank_paths.items():
         if rank >= total:
             check.fail(
@@ -271,8 +303,9 @@ def _check_servers(check: Checker, servers: list[dict[str, object]]) -> tuple[De
         return ()
     local: dict[str, int] = {}
     devices = []
-    for rank, device_id, name, host, device_ip in sorted(found):
-        devices.append(Device(rank, device_id, name, host, local.setdefault(host, 0), device_ip))
+    for rank, device_id, name, host, device_ip, cores, interface in sorted(found, key=lambda one: one[0]):
+        place_there = local.setdefault(host, 0)
+        devices.append(Device(rank, device_id, name, host, place_there, device_ip, cores, interface))
         local[host] += 1
     return tuple(devices)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sharding.slices.mesh import Mesh
+from sharding.slices.topology import Topology
 
 STRATEGIES = ("tensor", "pipeline", "data", "auto")
 
@@ -43,3 +44,5 @@ class SliceOptions:
     """Open length -> what it will be most often: the plan is the best for these, and right for all. Left out:
     one for a batch and for the new tokens of a decoder with a cache, else
     `sharding.graph.sizes.SYMBOL_LENGTH`."""
+    topology: Topology | None = None
+    """On which hosts ranks run and how these are joined; only ``auto`` looks at it."""

@@ -73,6 +73,8 @@ class Plan:
     """The axes that data groups and micro-batches cut; empty where nothing is cut."""
     reason: str = ""
     """Why this strategy, in one sentence; empty unless ``auto`` chose it."""
+    link_seconds: float = 0.0
+    """Estimated seconds in which an inference waits for what goes between hosts, where they are known."""
     state: tuple[StatePair, ...] = ()
     """The inputs that are fed what outputs gave in the step before, and how ranks hold both."""
 
@@ -175,7 +177,7 @@ class Plan:
 
     def seconds(self) -> float:
         """Estimated seconds of one inference of one row: all stages, one after the other."""
-        return sum(self.pipeline.seconds)
+        return sum(self.pipeline.seconds) + self.link_seconds
 
     def collective_counts(self) -> dict[str, int]:
         """Operator -> collectives of this kind in one inference."""

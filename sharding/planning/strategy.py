@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 from sharding.common.text import counted, human_bytes
 from sharding.demands.options import STRATEGIES, SliceOptions
 from sharding.errors import OptionError, SliceError
+from sharding.graph.sizes import tensor_bytes
+from sharding.pipeline.hosts import Crossing, Exchange, Passed, in_words, orders
 from sharding.slices.mesh import Mesh
+from sharding.slices.placement import Split
 
 TIE = 0.05
 """Estimates closer than this part are equal."""
@@ -18,6 +21,7 @@ MAX_MIXED = 64
 
 if TYPE_CHECKING:
     from sharding.planning.plan import Plan, Planner
+    from sharding.slices.topology import Topology
 
 
 def asked_mesh(options: SliceOptions, ranks: int) -> Mesh | None:
@@ -63,9 +67,11 @@ def choose(planner: Planner, ranks: int) -> Plan:
     refused: list[SliceError] = []
     for mesh in _meshes(ranks):
         try:
-            plans[mesh] = planner.plan(mesh, strict=False)
+            plan = planner.plan(mesh, strict=False)
         except SliceError as error:
             refused.append(error)
+            continue
+        plans |= {on.mesh: on for on in _on_hosts(plan, planner.options.topology)}
     if not plans:
         raise refused[0]
     memory = planner.options.memory
@@ -79,8 +85,39 @@ def choose(planner: Planner, ranks: int) -> Plan:
         )
     fastest = min(plan.seconds() for plan in fitting)
     near = [plan for plan in fitting if plan.seconds() <= (1 + TIE) * fastest]
-    best = min(near, key=lambda plan: (plan.rank_weight_bytes(), _axes_in_use(plan.mesh)))
+    # Of a mesh's orders the one that waits least for the link; the estimate alone decides what is near.
+    best = min(near, key=lambda plan: (plan.rank_weight_bytes(), _axes_in_use(plan.mesh), plan.link_seconds))
     return replace(best, reason=_reason(best, plans, planner, ranks))
+
+
+def _on_hosts(plan: Plan, topology: Topology | None) -> list[Plan]:
+    """The plan with what it takes across hosts, for each order of the mesh's axes."""
+    if topology is None or len(topology.hosts) != plan.world_size:
+        return [plan]
+    exchanges, passed = exchanges_of(plan)
+    return [
+        replace(plan, mesh=mesh, link_seconds=Crossing(mesh, topology).seconds(exchanges, passed))
+        for mesh in orders(plan.mesh)
+    ]
+
+
+def exchanges_of(plan: Plan) -> tuple[list[Exchange], list[Passed]]:
+    """What an inference exchanges in tensor groups, and what it passes from stage to stage."""
+    sizes = plan.source.sizes
+    exchanges = [
+        Exchange(
+            item.op, item.stage, tensor_bytes(item.dtype, [sizes.length(axis) for axis in item.shape], {})
+        )
+        for item in plan.collectives
+        if item.op != "Send"
+    ]
+    passed = []
+    for crossing in plan.pipeline.crossings:
+        size = sizes.bytes(crossing.value)
+        if isinstance(crossing.placement, Split):
+            size //= plan.tensor_size
+        passed.append(Passed(crossing.source, crossing.target, size))
+    return exchanges, passed
 
 
 def _reason(best: Plan, plans: Mapping[Mesh, Plan], planner: Planner, ranks: int) -> str:
@@ -102,6 +139,8 @@ def _reason(best: Plan, plans: Mapping[Mesh, Plan], planner: Planner, ranks: int
             sentence.append(f"{axis} is not possible")
         elif mesh != best.mesh:
             sentence.append(f"{axis} would give {describe(plans[mesh])}")
+    if (topology := planner.options.topology) is not None and len(topology.hosts) == ranks > 1:
+        sentence.append(in_words(best.mesh, topology))
     return "; ".join(sentence) if ranks > 1 else sentence[0]
 
 

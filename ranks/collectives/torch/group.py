@@ -24,15 +24,11 @@ from ranks.collectives.torch.store import News, default_store, remote_store
 from ranks.common import forks
 from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveError
+from ranks.identity.binding import INTERFACES
 from ranks.identity.place import Identity
 from sharding.importers import torch_import
 
 _LOOPBACK = "lo"
-_INTERFACES = {
-    "gloo": "GLOO_SOCKET_IFNAME",
-    "nccl": "NCCL_SOCKET_IFNAME",
-    "hccl": "HCCL_SOCKET_IFNAME",
-}  # each library's variable for the network interface that it listens on
 _NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # the watchdog would end the process where a rank is lost
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # so would what watches the watchdog
@@ -271,7 +267,7 @@ class Membership:
         """What is made inside leaves errors to us and, where all ranks are on one host, listens on the
         loopback interface alone, unless the user has chosen another one."""
         wanted = dict(_NCCL) if self._backend == "nccl" else {}
-        interface = _INTERFACES[self._backend]
+        interface = INTERFACES[self._backend]
         there = _LOOPBACK in (found for _, found in socket.if_nameindex())
         if self._rendezvous is not None and interface not in os.environ and there:
             wanted[interface] = _LOOPBACK

@@ -111,3 +111,56 @@ def test_no_devices(
             program(programs, name, text)
     code, out, err = run(capsys, "table", "make", flag)
     assert (code, out) == (2, "") and message in err and len(err.splitlines()) == 1
+
+
+def test_tables_of_hostfiles_and_allocations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ranks(*words: object) -> list[tuple[str, int]]:
+        code, out, err = run(capsys, "table", "make", *words)
+        assert code == 0, err
+        return [(one["server_id"], len(one["device"])) for one in json.loads(out)["server_list"]]
+
+    (tmp_path / "hosts.txt").write_text("# ours\nnode1 slots=2\nnode2:1\nnode3\n")
+    assert ranks("--hostfile", tmp_path / "hosts.txt") == [("node1", 2), ("node2", 1), ("node3", 1)]
+    with monkeypatch.context() as slurm:
+        for name, value in (("NODELIST", "a[1-2],b"), ("ID", "7")):
+            slurm.setenv(f"SLURM_JOB_{name}", value)
+        slurm.setenv("SLURM_TASKS_PER_NODE", "2(x2),1")
+        slurm.setenv("SLURM_NTASKS", "5")
+        assert ranks("--allocation") == [("a1", 2), ("a2", 2), ("b", 1)]
+    with monkeypatch.context() as pbs:
+        (tmp_path / "nodes").write_text("n1\nn1\nn2\n")
+        pbs.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
+        pbs.setenv("PBS_JOBID", "3.head")
+        assert ranks("--allocation") == [("n1", 2), ("n2", 1)]
+    with monkeypatch.context() as lsf:
+        lsf.setenv("LSB_JOBID", "9")
+        lsf.setenv("LSB_MCPU_HOSTS", "m1 1 m2 3")
+        assert ranks("--allocation") == [("m1", 1), ("m2", 3)]
+    code, out, err = run(capsys, "table", "make", "--allocation")
+    assert (code, out) == (2, "") and "--allocation: this is no job of Slurm, PBS or LSF" in err
+
+
+def test_cores_and_interfaces(tmp_path: Path, capsys: pytest.CaptureFixture[str], programs: Path) -> None:
+    words = ("table", "make", "--hosts", "n1:2,n2:2", "--cores", "0-3/4,6", "--interface", "eth0")
+    for form in ("json", "yaml"):
+        path = tmp_path / f"table.{form}"
+        assert run(capsys, *words, "--output", path)[0] == 0
+        code, out, _ = run(capsys, "table", "check", path)
+        rows = [line.split() for line in out.splitlines()[3:]]
+        assert code == 0
+        assert rows[0] == ["0", "n1", "0", "0", "-", "0-3", "eth0"]
+        assert rows[3] == ["3", "n2", "1", "1", "-", "4,6", "eth0"]
+    code, out, err = run(capsys, *words[:5], "0-3")
+    assert (code, out) == (2, "") and "--cores 0-3: cores of 1 ranks, but n1 has 2" in err
+    code, _, err = run(capsys, "table", "make", "--local", 1, "--cores", "all")
+    assert code == 2 and "$.server_list[0].device[0].cores: expected processors" in err
+    code, _, err = run(capsys, "table", "make", "--local", 1, "--interface", "a b")
+    assert code == 2 and "$.server_list[0].interface: expected a network interface" in err
+    program(programs, "nvidia-smi", "printf '0\\n1\\n'")
+    code, out, _ = run(capsys, "table", "make", "--gpus", "--cores", "0/1")
+    (server,) = json.loads(out)["server_list"]
+    assert code == 0 and [one["cores"] for one in server["device"]] == ["0", "1"]
+    code, _, err = run(capsys, "table", "make", "--gpus", "--cores", "0")
+    assert code == 2 and "--cores 0: cores of 1 ranks, but there are 2 devices" in err

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -125,3 +127,33 @@ def test_threads_of_a_bound_rank_are_its_cores(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     assert limits.share(2, bound=True, root=tmp_path) == 1  # the quota is of all ranks
     assert limits.share(1, bound=True, root=tmp_path) == 2
+
+
+PLACED = """
+import os, sys
+from ranks.errors import IdentityError
+from ranks.identity.binding import bind, said
+from ranks.identity.place import Identity
+os.environ["SHARDRUN_PLACES"] = said([(sys.argv[1], "eth7"), ("", "")])
+try:
+    bind(Identity(int(sys.argv[2]), 2, 0, 1, "h"))
+except IdentityError as error:
+    print(error)
+print(sorted(os.sched_getaffinity(0)), os.environ.get("GLOO_SOCKET_IFNAME"))
+"""
+
+
+def test_a_rank_table_says_cores_and_interface() -> None:
+    """In a process of its own, which it binds."""
+    here = sorted(os.sched_getaffinity(0))
+
+    def bound(cores: str, rank: int) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", PLACED, cores, str(rank)], capture_output=True, text=True, timeout=60,
+            check=True,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    assert bound(str(here[0]), 0) == f"[{here[0]}] eth7"
+    assert bound(str(here[0]), 1) == f"{here} None"
+    assert "the rank table has the cores 99999 for rank 0" in bound("99999", 0)

@@ -15,9 +15,9 @@ import pytest
 
 from launcher.errors import ConfigError, LaunchError
 from launcher.job.rank_table import make_rank_table
-from launcher.staging import sender
-from launcher.staging.copies import Copy, needed
 from launcher.starters.base import Handle, Launcher
+from launcher.starters.staging import sender
+from launcher.starters.staging.copies import Copy, needed
 from ranks.cache import staged
 from ranks.cache.folder import cache_folder
 from sharding.errors import ShardError

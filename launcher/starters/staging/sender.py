@@ -1,4 +1,5 @@
-"""Copies files to hosts, over what the launcher starts ranks by there; `launcher.staging.receiver` answers.
+"""Copies files to hosts, over what the launcher starts ranks by there; `launcher.starters.staging.receiver`
+answers.
 
 A copy that is cut goes on where it stopped when it is asked for again.
 """
@@ -17,19 +18,19 @@ from typing import IO, TYPE_CHECKING, cast
 
 from launcher.common.report import human_bytes, progress
 from launcher.errors import LaunchError
-from launcher.staging.channel import Channel
-from launcher.staging.copies import Copy, in_words
 from launcher.starters import cause
 from launcher.starters.base import Launcher
+from launcher.starters.staging.channel import Channel
+from launcher.starters.staging.copies import Copy, in_words
 from ranks.cache.folder import hash_file
 from sharding.common.text import one_line
 
 if TYPE_CHECKING:
-    from launcher.staging.receiver import Offer
+    from launcher.starters.staging.receiver import Offer
 
 log = logging.getLogger(__name__)
 
-RECEIVER = "launcher.staging.receiver"
+RECEIVER = "launcher.starters.staging.receiver"
 _AT_ONCE = 32
 """Hosts to which is copied at the same time."""
 _NOTICE_SECONDS = 10.0
