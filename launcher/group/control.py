@@ -22,7 +22,7 @@ from launcher.group.lobby import Lobby
 from launcher.starters import cause
 from ranks.common import forks
 from ranks.talk import unix, wire
-from ranks.talk.control import tune_tcp
+from ranks.talk.connect import tune_tcp
 from ranks.talk.stream import Stream
 from sharding.common.limits import shortage
 
@@ -97,12 +97,14 @@ class Listener:
         on_lost: Callable[[Peer], None],
         *,
         on_shortage: Callable[[Exception], None],
+        on_ended: Callable[[int, int], None] = lambda rank, code: None,
     ) -> None:
-        """``on_shortage``: this process could not take the connection of a rank, for want of threads."""
+        """``on_shortage``: this process could not take the connection of a rank, for want of threads;
+        ``on_ended``: the process above a rank of another host says with which code it ended."""
         self.secret = secrets.token_hex(16)
         self._world_size = world_size
         self._on_hello, self._on_message, self._on_lost = on_hello, on_message, on_lost
-        self._on_shortage = on_shortage
+        self._on_shortage, self._on_ended = on_shortage, on_ended
         self._known: dict[int, Peer] = {}
         self._lock = threading.Lock()
         self._lobby = Lobby()
@@ -184,6 +186,9 @@ class Listener:
         if type(rank) is not int or not 0 <= rank < self._world_size or not isinstance(host, str):
             return None
         if not self._lobby.leave(stream.socket):
+            return None
+        if type(code := fields.get("ended")) is int:
+            self._on_ended(rank, code)
             return None
         said = fields.get("pid")
         peer = Peer(rank, host[:255], pid or (said if type(said) is int else 0), stream)

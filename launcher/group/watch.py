@@ -8,7 +8,6 @@ them, decides which was first, tells the caller, and ends the rest.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,8 @@ from launcher.errors import LaunchError, RankFailedError
 from launcher.group import halted
 from launcher.group.answers import Answers
 from launcher.group.control import Listener, Peer, kill_peers
-from launcher.group.late import late, listed
+from launcher.group.late import late, say_who_is_awaited
+from launcher.group.logs import Shown
 from launcher.group.output import Output
 from launcher.job.hosts import over_ssh, remote_hosts
 from launcher.starters import cause
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from launcher.job.rank_table import RankTable
     from ranks.talk.reports import Ready
     from sharding.common.arrays import Array
-
-log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 0.05  # what was sent before the first sign of trouble has come by then
 GATHER_SECONDS = 0.45  # a rank's own reason may take this long to come
@@ -92,8 +90,9 @@ class Job:
         self._remote = remote_hosts(table)
         self._far = over_ssh(self._remote) if launcher.over_ssh else []
         self._listener = Listener(
-            world_size, self._remote, self._hello, self._message, self._lost, on_shortage=self._shortage
-        )
+            world_size, self._remote, self._hello, self._message, self._lost, on_shortage=self._shortage,
+            on_ended=self._kept,
+        )  # fmt: skip
         ours = {JOB.name: self._listener.secret, CONTROL.name: self._listener.address}
         if launcher.identity:
             ours[IDENTITY.name] = ",".join(launcher.identity)
@@ -105,7 +104,8 @@ class Job:
         self._started = True
         self._settle()
         try:
-            self._output = Output(self._handle, self._ended)
+            shown = Shown(world_size, self.host)
+            self._output = Output(self._handle, self._ended, shown)
             for target in (self._wait, self._judge):
                 threading.Thread(target=target, name=f"shardrun {target.__name__}", daemon=True).start()
         except (RuntimeError, MemoryError, OSError) as error:
@@ -156,6 +156,13 @@ class Job:
                     trouble.ended = Ended(peer.rank, None, cause.SILENT)
             self.changed.notify_all()
 
+    def _kept(self, rank: int, code: int) -> None:
+        """The process above a rank says how it ended, which what started the ranks may not know."""
+        with self.changed:
+            if code or rank not in self._done:
+                self._trouble(rank).ended = Ended(rank, code)
+            self.changed.notify_all()
+
     def _shortage(self, error: Exception) -> None:
         self.fail(cause.shortage(error))
         self._suspicious.set()
@@ -198,6 +205,8 @@ class Job:
             self.changed.wait_for(lambda: self._closing, SETTLE_SECONDS)
             if not self.changed.wait_for(self._certain, GATHER_SECONDS) and self._silent():
                 # A rank is gone and only mpirun can tell why; Intel's does so when the others have ended too.
+                if self._remote:
+                    self.changed.wait_for(self._certain, REPORT_SECONDS)
                 self._hung_up = True
                 self._listener.close()
                 self.changed.wait_for(lambda: self._certain() or not self._silent(), REPORT_SECONDS)
@@ -209,7 +218,9 @@ class Job:
         self._end()
 
     def _certain(self) -> bool:
-        if self._closing or self._launcher_died() or (self._silent() and self._launcher_ended is not None):
+        # Of a rank of another host the process above it may still tell.
+        told_all = self._launcher_ended is not None and not self._remote
+        if self._closing or self._launcher_died() or (self._silent() and told_all):
             return True
         trouble = cause.first(list(self._troubles.values()))
         return trouble is not None and trouble.told and not trouble.secondary
@@ -304,11 +315,8 @@ class Job:
             and len(self._peers) < self.world_size
         ):
             self._noticed = True
-            log.warning(
-                "%d of %d ranks have started; %s reaches %s%s",
-                *(len(self._peers), self.world_size, self._launcher.name, listed(over_ssh(self._remote))),
-                " over ssh" if self._launcher.over_ssh else "",
-            )
+            said = len(self._peers), self.world_size, self._launcher.name, self._remote
+            say_who_is_awaited(*said, ssh=self._launcher.over_ssh)
         return watch.look(self._peers.values())
 
     def _late(self, what: str, timeout: float) -> str:

@@ -49,7 +49,7 @@ DEATHS = (
     Death("`os._exit(0)`", "rank", "success", rf"{_RANK} ended with exit code 0 before it was done"),
     Death("SIGKILL", "rank", "SIGKILL", rf"{_RANK} was killed by SIGKILL\b", script_codes=(137,)),
     Death("SIGSEGV", "rank", "SIGSEGV", rf"{_RANK} was killed by SIGSEGV\b", script_codes=(139,)),
-    Death("SIGSTOP", "rank", "SIGSTOP", r".*\brank {rank} on host {host}\b.* stopped\b.*SIGSTOP", hangs=True),
+    Death("SIGSTOP", "rank", "SIGSTOP", r".*\brank {rank} on host {host}\b.* stopped\b.*SIGSTOP", hangs=True, script_codes=(137,)),
     Death(
         "out of memory", "rank", "memory", rf"{_RANK} was killed by SIGKILL\b.*memory", script_codes=(137,)
     ),

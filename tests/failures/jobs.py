@@ -111,7 +111,7 @@ class Cell:
     def start_scripts(self, words: list[object], places: str) -> None:
         job = self.folder / "job"
         hosts = ["--hosts", places] if self.count == 2 else ["--ranks", 2]
-        command = [sys.executable, "-m", "launcher.cli", "scripts", *words[1:], *hosts, "--output", job]
+        command = [sys.executable, "-m", "launcher.cli", "scripts", *words[1:], *hosts, "--hang-timeout", HANG_SECONDS, "--output", job]
         if self.death.how == "port":
             command += ["--collectives", "gloo"]
         subprocess.run(

@@ -49,7 +49,13 @@ def _works():
 def _raise(kind):
     import ctypes
 
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.main_thread().ident), kind)
+    while True:  # what is raised in a destructor or a callback is forgotten
+        _raise_once(ctypes, kind)
+        time.sleep(0.3)
+
+
+def _raise_once(ctypes, kind):
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.main_thread().ident), ctypes.py_object(kind))
 
 
 def _use_all_memory(group):
@@ -94,6 +100,10 @@ def _watch():
                 return
 
 
+def _begin():
+    threading.Thread(target=_watch, daemon=True).start()
+
+
 class _Never:
     """A rank that never gets so far as to say who it is."""
 
@@ -106,4 +116,5 @@ class _Never:
 if _FOLDER:
     if os.environ.get("FAILURES_NEVER"):
         sys.meta_path.insert(0, _Never())
-    threading.Thread(target=_watch, daemon=True).start()
+    _begin()
+    os.register_at_fork(after_in_child=_begin)
