@@ -61,8 +61,10 @@ def main(program: Sequence[str]) -> None:
 
             control = Control.connect(address, settings.JOB.text(), rank, identity.world_size, identity.host)
             from ranks.identity.binding import bind
+            from ranks.talk.title import name_process
 
             bind(identity)
+            name_process(rank, identity.world_size, settings.JOB.text(), " ".join(program[:2]))
         if program[0] == "serve":
             from ranks.run.serve import serve
 

@@ -25,7 +25,9 @@ from tests.launcher import slices  # noqa: E402
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", action="append", default=[], metavar="DEATH:STARTER:HOSTS")
     parser.add_argument("--mpich", type=Path, metavar="DIR")
     parser.add_argument("--rank", type=int, default=1)
@@ -51,8 +53,11 @@ def main() -> int:
                 outcome = jobs.run(death, starter, count, args.rank)
                 word = "FAILS" if outcome.problems else "ok   "
                 failed += bool(outcome.problems)
-                print(f"{word} {death.name} | {starter} | {count}: code {outcome.code} {outcome.seconds:.1f} s "
-                      f"({time.monotonic() - began:.0f} s) {outcome.first_line[:160]}", flush=True)
+                print(
+                    f"{word} {death.name} | {starter} | {count}: code {outcome.code} {outcome.seconds:.1f} s "
+                    f"({time.monotonic() - began:.0f} s) {outcome.first_line[:160]}",
+                    flush=True,
+                )
                 for problem in outcome.problems:
                     print(f"        {problem}", flush=True)
                 if outcome.problems or args.v:
@@ -63,8 +68,11 @@ def main() -> int:
 def matches(cell, item) -> bool:
     death, starter, count = cell
     wanted = [*item, "", ""]
-    return (not wanted[0] or death.name == wanted[0]) and (not wanted[1] or starter == wanted[1]) and (
-        not wanted[2] or str(count) == wanted[2])
+    return (
+        (not wanted[0] or death.name == wanted[0])
+        and (not wanted[1] or starter == wanted[1])
+        and (not wanted[2] or str(count) == wanted[2])
+    )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import LaunchError
 from launcher.group.lobby import Lobby
 from launcher.starters import cause
+from launcher.starters.base import Ended
 from ranks.common import forks
 from ranks.talk import unix, wire
 from ranks.talk.connect import tune_tcp
@@ -54,6 +55,12 @@ class Peer:
     asked: bool = False
     """Whether it has been asked for a sign of life, and has given none yet."""
     sending: threading.Lock = field(default_factory=threading.Lock)
+
+    def ended(self) -> Ended | None:
+        """How a rank of this host ended, as far as the kernel says. A busy mpirun may find several ranks
+        ended, and name another."""
+        code = None if self.process is None else unix.exit_code(self.process)
+        return None if code is None else Ended(self.rank, code)
 
     def ping(self) -> None:
         """Asks for a sign of life, unless that would have to wait; any message of the rank's is one."""
@@ -97,7 +104,7 @@ class Listener:
         on_lost: Callable[[Peer], None],
         *,
         on_shortage: Callable[[Exception], None],
-        on_ended: Callable[[int, int], None] = lambda rank, code: None,
+        on_ended: Callable[[Ended], None] = lambda ended: None,
     ) -> None:
         """``on_shortage``: this process could not take the connection of a rank, for want of threads;
         ``on_ended``: the process above a rank of another host says with which code it ended."""
@@ -188,7 +195,7 @@ class Listener:
         if not self._lobby.leave(stream.socket):
             return None
         if type(code := fields.get("ended")) is int:
-            self._on_ended(rank, code)
+            self._on_ended(Ended(rank, code))
             return None
         said = fields.get("pid")
         peer = Peer(rank, host[:255], pid or (said if type(said) is int else 0), stream)

@@ -18,6 +18,7 @@ from launcher.group.requests import Requests
 from launcher.group.starting import prepared
 from launcher.group.told import spec_of, stats_of
 from launcher.inspection.reference import refer
+from launcher.job.logs import Logs
 from launcher.job.places.placement import Placement
 from launcher.job.start_arguments import Start, check_collectives, count_ranks
 from ranks.cache.locks import Pin, keeping
@@ -166,6 +167,7 @@ def start(
     environment: Mapping[str, str] | None = None,
     precision: Asked | None = None,
     placement: Placement | None = None,
+    logs: Logs | None = None,
     progress: Progress | None = None,
 ) -> Group:
     """Starts the ranks of a model and returns when all are ready.
@@ -179,8 +181,8 @@ def start(
     300), ``hang_timeout`` those for which a rank that is waited for may be stopped or give no sign of life
     (60). ``environment``: more variables for the ranks. ``precision``: in which types they compute, if not in
     the model's own. ``placement``: on which hosts and cores they run, if not on this host or on those of the
-    allocation that a batch system gave. ``progress`` is called with how many ranks are ready, and of how
-    many.
+    allocation that a batch system gave. ``logs``: where the lines go that they print. ``progress`` is called
+    with how many ranks are ready, and of how many.
 
     Raises `ConfigError` and `RankTableError` for arguments that do not fit, what slicing raises,
     `LaunchError` when ranks cannot be started, and `RankFailedError` with the first cause when one fails
@@ -193,6 +195,7 @@ def start(
         ranks=ranks, launcher=launcher, rank_table=rank_table, collectives=collectives, threads=threads,
         target=target, timeout=timeout, hang_timeout=hang_timeout, allow_replicated=allow_replicated,
         options=options, environment=environment, precision=precision, placement=placement or Placement(),
+        logs=logs or Logs(),
     )  # fmt: skip
     _ = how.seconds, how.table  # what is wrong with them is said before the model is looked at
     with _as_path(model) as path:

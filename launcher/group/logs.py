@@ -3,13 +3,23 @@ its plan."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
+import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from launcher.job.logs import without_secrets
+
 if TYPE_CHECKING:
+    from launcher.group.watch import Job
+    from launcher.job.logs import Logs
+    from launcher.job.rank_table import RankTable
     from launcher.starters.base import StreamName
 
 ROTATED_BYTES = 64 << 20
@@ -90,6 +100,27 @@ class LogFiles:
         self._open[rank] = stream, size + len(data)
         return None
 
+    def describe(
+        self, job: Job, program: Sequence[str], environment: Mapping[str, str], table: RankTable | None
+    ) -> None:
+        """Writes ``job.json``, what the job is, and ``plan.json``, the manifest of the slices that it serves.
+        Raises `OSError`."""
+        here = os.uname().nodename
+        told = {
+            "job": job.name,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": sys.argv,
+            "launcher": job.launcher_name,
+            "hosts": [device.host for device in table.devices] if table else [here] * job.world_size,
+            "program": list(program),
+            "python": sys.version.split()[0],
+            "versions": _versions(),
+            "environment": without_secrets({**os.environ, **environment}),
+        }
+        (self._folder / "job.json").write_text(json.dumps(told, indent=1) + "\n")
+        if program[0] == "serve" and (manifest := Path(program[1], "manifest.json")).is_file():
+            shutil.copyfile(manifest, self._folder / "plan.json")
+
     def _path(self, rank: int | None) -> Path:
         return self._folder / ("launcher.log" if rank is None else f"rank_{rank}.log")
 
@@ -98,3 +129,29 @@ class LogFiles:
         for stream, _ in self._open.values():
             stream.close()
         self._open.clear()
+
+
+def opened(
+    logs: Logs | None,
+    job: Job,
+    program: Sequence[str],
+    environment: Mapping[str, str],
+    table: RankTable | None,
+) -> tuple[Shown, LogFiles | None]:
+    """How lines of a job's ranks are shown, and the files into which they go. Raises `OSError`."""
+    if logs is None:
+        return Shown(job.world_size, job.host), None
+    shown = Shown(job.world_size, job.host, logs.tee, as_json=logs.log_json)
+    if logs.log_dir is None:
+        return shown, None
+    files = LogFiles(logs.log_dir)
+    files.describe(job, program, environment, table)
+    return shown, files
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("shardrun", "onnxruntime", "onnxruntime-gpu", "onnx", "numpy", "torch", "mpi4py"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

@@ -18,16 +18,18 @@ from launcher.group import halted
 from launcher.group.answers import Answers
 from launcher.group.control import Listener, Peer, kill_peers
 from launcher.group.late import late, say_who_is_awaited
-from launcher.group.logs import Shown
+from launcher.group.logs import opened
 from launcher.group.output import Output
 from launcher.job.hosts import over_ssh, remote_hosts
 from launcher.starters import cause
 from launcher.starters.base import SOME_RANK, Ended, Handle, Launcher
 from ranks.common import heap
 from ranks.common.settings import CONTROL, IDENTITY, JOB
-from ranks.talk import unix, wire
+from ranks.talk import wire
+from ranks.talk.title import short_name
 
 if TYPE_CHECKING:
+    from launcher.job.logs import Logs
     from launcher.job.rank_table import RankTable
     from ranks.talk.reports import Ready
     from sharding.common.arrays import Array
@@ -54,6 +56,7 @@ class Job:
         table: RankTable | None = None,
         patience: float | None = None,
         hang: float | None = None,
+        logs: Logs | None = None,
     ) -> None:
         """Starts the ranks; raises `LaunchError`. ``patience``, ``hang``: what `halted.Watch` is given.
 
@@ -91,8 +94,9 @@ class Job:
         self._far = over_ssh(self._remote) if launcher.over_ssh else []
         self._listener = Listener(
             world_size, self._remote, self._hello, self._message, self._lost, on_shortage=self._shortage,
-            on_ended=self._kept,
+            on_ended=self._ended,
         )  # fmt: skip
+        self.name = short_name(self._listener.secret)
         ours = {JOB.name: self._listener.secret, CONTROL.name: self._listener.address}
         if launcher.identity:
             ours[IDENTITY.name] = ",".join(launcher.identity)
@@ -104,8 +108,8 @@ class Job:
         self._started = True
         self._settle()
         try:
-            shown = Shown(world_size, self.host)
-            self._output = Output(self._handle, self._ended, shown)
+            shown, files = opened(logs, self, program, environment, table)
+            self._output = Output(self._handle, self._ended, shown, files)
             for target in (self._wait, self._judge):
                 threading.Thread(target=target, name=f"shardrun {target.__name__}", daemon=True).start()
         except (RuntimeError, MemoryError, OSError) as error:
@@ -154,13 +158,6 @@ class Job:
                 trouble = self._trouble(peer.rank)
                 if peer.cut and trouble.ended is None:
                     trouble.ended = Ended(peer.rank, None, cause.SILENT)
-            self.changed.notify_all()
-
-    def _kept(self, rank: int, code: int) -> None:
-        """The process above a rank says how it ended, which what started the ranks may not know."""
-        with self.changed:
-            if code or rank not in self._done:
-                self._trouble(rank).ended = Ended(rank, code)
             self.changed.notify_all()
 
     def _shortage(self, error: Exception) -> None:
@@ -241,7 +238,8 @@ class Job:
         trouble = cause.first(list(self._troubles.values()))
         launched = self._launcher_ended
         if trouble is not None and not trouble.told:
-            known = None if self._handle.short else self._seen_by_kernel(trouble.rank)
+            peer = self._peers.get(trouble.rank)
+            known = None if self._handle.short or peer is None else peer.ended()
             trouble.ended = known or self._some_rank
         # An mpirun that was told to end, or was killed, does not say how any rank ended; none is the cause.
         gone = launched is not None and (trouble is None or not trouble.told)
@@ -253,13 +251,6 @@ class Job:
             short = self._handle.short
             return cause.launcher_error(self._launcher.name, code, said, started, lost, far=far, short=short)
         return cause.error_of(trouble, self._output.tail(trouble.rank), self._is_script, more=self._halted)
-
-    def _seen_by_kernel(self, rank: int) -> Ended | None:
-        """How a rank of this host ended. A busy mpirun may find several ranks ended, and name another."""
-        peer = self._peers.get(rank)
-        if peer is None or peer.process is None or (code := unix.exit_code(peer.process)) is None:
-            return None
-        return Ended(rank, code)
 
     def fail(self, error: RankFailedError | LaunchError) -> None:
         """Makes ``error`` what every waiting and later call raises, unless there is one; ends nothing yet."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import ConfigError, RankTableError
 from launcher.inspection.model_kinds import check_whole
 from launcher.job.hosts import remote_hosts
+from launcher.job.logs import Logs
 from launcher.job.places.placement import Placement, Places
 from launcher.job.ports import check_port, free_port
 from ranks.common import settings
@@ -45,6 +46,7 @@ class Start:
     environment: Mapping[str, str] | None = None
     precision: Asked | None = None
     placement: Placement = field(default_factory=Placement)
+    logs: Logs = field(default_factory=Logs)
 
     @cached_property
     def places(self) -> Places | None:

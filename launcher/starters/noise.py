@@ -14,7 +14,8 @@ _LONGEST = 40
 """Lines of such a text."""
 _ITS_WORDS = ("MPI", "PRTE", "PMIx", "PMIX", "mpirun", "prterun")
 _ALONE = re.compile(
-    r"\s*\[[^\s\[\]:]+:\d+\]\s+(\*\*\*|PMIX ERROR|PRTE ERROR|Signal|Failing at|\[ ?\d+\]|[\w./-]+\.[ch]:\d+)"  # Open MPI
+    r"\s*\[[^\s\[\]:]+:\d+\]\s+(\*\*\*|PMIX ERROR|PRTE ERROR|Signal|Failing at|\[ ?\d+\]"
+    r"|[\w./-]+\.[ch]:\d+)"  # Open MPI
     r"|Abort\(\d+\)( on node \d+)? \(rank \d+ in comm \d+\): "  # MPICH, Intel MPI
     r"|(internal_\w+|PMPI_\w+|MPI[DR]\w+|MPL_\w+)\(\d*\)?[.(]*:? "
     r"|Fatal error in (internal_|PMPI_)\w+: "
@@ -31,7 +32,7 @@ class Noise:
     def sift(self, line: str) -> list[tuple[str, bool]]:
         """Lines that are now known to be the rank's own, or the library's (True): those given so far and
         not given back yet, in order."""
-        text = line.rstrip("\r\n")
+        text = line.rstrip("\r\n").strip("\0")
         if self._held:
             self._held.append(line)
             if text == _RULE:
@@ -40,7 +41,7 @@ class Noise:
         if text == _RULE:
             self._held.append(line)
             return []
-        return [(line, _ALONE.match(text) is not None)]
+        return [(line, _ALONE.match(text) is not None or (not text and "\0" in line))]
 
     def rest(self) -> list[tuple[str, bool]]:
         """Those that are still held, at the end of the stream."""

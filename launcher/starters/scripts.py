@@ -93,12 +93,12 @@ watch() {{
   while kill -0 "$1" 2>/dev/null; do
     for rank in "${{!pids[@]}}"; do
       pid=${{pids[$rank]}}
-      state=$(sed -n 's/^State:[[:space:]]*\(.\).*/\1/p' "/proc/$pid/status" 2>/dev/null)
+      state=$(sed -n 's/^State:[[:space:]]*\\(.\\).*/\\1/p' "/proc/$pid/status" 2>/dev/null)
       [ "$state" = T ] || {{ since[rank]=0; continue; }}
       since[rank]=$((since[rank] + 1))
       if [ "${{since[rank]}}" -gt "$hang" ]; then
         echo "shardrun: error: rank $rank on host $(uname -n) did not go on within $hang s: its process $pid" \
-          "is stopped by a signal (SIGSTOP or SIGTSTP; \`kill -CONT $pid\` lets it go on)." >&3
+          "is stopped by a signal (SIGSTOP or SIGTSTP; \\`kill -CONT $pid\\` lets it go on)." >&3
         kill -KILL "$pid" 2>/dev/null
         return
       fi

@@ -15,9 +15,10 @@ import signal
 import sys
 from typing import NoReturn
 
+from ranks.talk.connect import die_with_parent, open_socket
+from ranks.talk.frame import Kind, head
+
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_CLOSED = 3
-"""From this descriptor on, what is open belongs to the rank."""
 
 
 def keep(address: str, job: str, rank: int, world_size: int) -> None:
@@ -32,14 +33,12 @@ def keep(address: str, job: str, rank: int, world_size: int) -> None:
 
 
 def _stay(child: int, address: str, job: str, rank: int, world_size: int) -> NoReturn:
-    from ranks.talk.connect import die_with_parent
-
     die_with_parent()
     for number in _PASSED_ON:
         signal.signal(number, lambda number, frame: _pass_on(child, number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What the launching program gave for its talk with the rank ends with the rank.
-    os.closerange(_CLOSED, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    # What the launching program gave the rank stays open here: MPICH ends the job, this process too, as soon
+    # as that closes.
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     with contextlib.suppress(Exception):
@@ -53,9 +52,6 @@ def _pass_on(child: int, number: int) -> None:
 
 
 def _tell(address: str, fields: dict[str, object]) -> None:
-    from ranks.talk.connect import open_socket
-    from ranks.talk.frame import Kind, head
-
     header = {"fields": {**fields, "host": os.uname().nodename}, "tensors": []}
     with open_socket(address) as connection:
         connection.sendall(b"".join(head(Kind.HELLO, header)))

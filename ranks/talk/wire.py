@@ -44,9 +44,9 @@ MAX_TENSORS = 4096
 MAX_RANK = 32
 _LENGTH = struct.Struct("<I")
 __all__ = [
-    *("MAGIC", "MAX_HEADER", "PREFIX", "VERSION", "Kind", "Message", "PeerClosed", "WireError"),
-    *("dtype_named", "encode", "parse_header", "read_frame"),
-]
+    "MAGIC", "MAX_HEADER", "PREFIX", "VERSION", "Kind", "Message", "PeerClosed", "WireError", "dtype_named",
+    "encode", "parse_header", "read_frame",
+]  # fmt: skip
 
 _NATIVE = (
     "bool",

@@ -1,4 +1,4 @@
-"""The deaths: what is done, and what the job must then say and end with. `scripts/failures.py` tries them all."""
+"""The deaths: what is done, and what the job must then say and end with. scripts/failures.py tries them all."""
 
 from __future__ import annotations
 
@@ -49,13 +49,26 @@ DEATHS = (
     Death("`os._exit(0)`", "rank", "success", rf"{_RANK} ended with exit code 0 before it was done"),
     Death("SIGKILL", "rank", "SIGKILL", rf"{_RANK} was killed by SIGKILL\b", script_codes=(137,)),
     Death("SIGSEGV", "rank", "SIGSEGV", rf"{_RANK} was killed by SIGSEGV\b", script_codes=(139,)),
-    Death("SIGSTOP", "rank", "SIGSTOP", r".*\brank {rank} on host {host}\b.* stopped\b.*SIGSTOP", hangs=True, script_codes=(137,)),
+    Death(
+        "SIGSTOP",
+        "rank",
+        "SIGSTOP",
+        r".*\brank {rank} on host {host}\b.* stopped\b.*SIGSTOP",
+        hangs=True,
+        script_codes=(137,),
+    ),
     Death(
         "out of memory", "rank", "memory", rf"{_RANK} was killed by SIGKILL\b.*memory", script_codes=(137,)
     ),
     Death("host killed", "host", "", r"shardrun: error: .*\bhost {host}\b", hosts=(2,)),
     Death("cable cut", "cable", "cut", r"shardrun: error: .*\bhost {host}\b", hosts=(2,)),
-    Death("cable cut, restored after 14 s", "cable", "restored", r"shardrun: error: .*\bhost {host}\b", hosts=(2,)),
+    Death(
+        "cable cut, restored after 14 s",
+        "cable",
+        "restored",
+        r"shardrun: error: .*\bhost {host}\b",
+        hosts=(2,),
+    ),
     Death("cable cut, restored after 2 s", "cable", "blink", lives=True, hosts=(2,)),
     Death("launcher SIGTERM", "launcher", "SIGTERM", "shardrun: terminated", (143,)),
     Death("launcher SIGINT", "launcher", "SIGINT", "shardrun: interrupted", (130,)),
@@ -63,7 +76,12 @@ DEATHS = (
     Death("launcher SIGKILL", "launcher", "SIGKILL", "", (-9, 137)),
     Death("disk full", "rank", "disk", rf"{_RANK}: .*No space left on device", script_codes=(1, 2)),
     Death(
-        "port taken", "before", "port", r"shardrun: error: .*Port \d+ of \S+ .*\btaken\b", (1, 2), hosts=(1, 2)
+        "port taken",
+        "before",
+        "port",
+        r"shardrun: error: .*Port \d+ of \S+ .*\btaken\b",
+        (1, 2),
+        hosts=(1, 2),
     ),
     Death("never starts", "before", "never", r"shardrun: error: .*\brank {rank}\b", hangs=True),
 )

@@ -8,16 +8,15 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.clusters import ADDRESSES, NAMES, ROOT, Hosts, Slurm
+from tests.clusters import NAMES, ROOT, Hosts, Slurm
 from tests.failures.deaths import HANG_SECONDS, SECONDS, Death
 from tests.launcher.processes import wait_until
 
@@ -55,7 +54,9 @@ class Launched:
 class Jobs:
     """Starts jobs on two hosts, one at a time, and kills in them. ``mpich``: the folder of an MPICH."""
 
-    def __init__(self, hosts: Hosts, folder: Path, slices: Path, mpich: Path | None, slurm: Slurm | None) -> None:
+    def __init__(
+        self, hosts: Hosts, folder: Path, slices: Path, mpich: Path | None, slurm: Slurm | None
+    ) -> None:
         self.hosts, self.folder, self.slices, self.mpich, self.slurm = hosts, folder, slices, mpich, slurm
 
     def missing(self, starter: str) -> str:
@@ -89,7 +90,14 @@ class Cell:
     # Starting.
 
     def start(self) -> None:
-        words = ["run", self.jobs.slices, "--repeat", 10**9, "--timeout", HANG_SECONDS if self.death.how == "never" else 60]
+        words = [
+            "run",
+            self.jobs.slices,
+            "--repeat",
+            10**9,
+            "--timeout",
+            HANG_SECONDS if self.death.how == "never" else 60,
+        ]
         places = f"{NAMES[0]}:1,{NAMES[1]}:1"
         before: list[object] = []
         own = ["--hang-timeout", HANG_SECONDS, "--env", "FAILURES_FOLDER", "--env", "FAILURES_NEVER"]
@@ -111,7 +119,18 @@ class Cell:
     def start_scripts(self, words: list[object], places: str) -> None:
         job = self.folder / "job"
         hosts = ["--hosts", places] if self.count == 2 else ["--ranks", 2]
-        command = [sys.executable, "-m", "launcher.cli", "scripts", *words[1:], *hosts, "--hang-timeout", HANG_SECONDS, "--output", job]
+        command = [
+            sys.executable,
+            "-m",
+            "launcher.cli",
+            "scripts",
+            *words[1:],
+            *hosts,
+            "--hang-timeout",
+            HANG_SECONDS,
+            "--output",
+            job,
+        ]
         if self.death.how == "port":
             command += ["--collectives", "gloo"]
         subprocess.run(
@@ -124,7 +143,9 @@ class Cell:
             self.launch(name, [job / "run_all.sh", *([name] if self.count == 2 else [])])
 
     def environment(self) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "SLURM_", "SHARDRUN_"))}
+        kept = {
+            k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "SLURM_", "SHARDRUN_"))
+        }
         return {**kept, "PYTHONPATH": f"{ROOT}{os.pathsep}{HOOK}"}
 
     def launch(self, host: str, words: list[object]) -> None:
@@ -140,7 +161,9 @@ class Cell:
             told["SHARDRUN_JOB"] = "0123456789abcdef" * 2
         if self.port is not None:
             told["MASTER_PORT"] = str(self.port)
-        path = os.pathsep.join([str(self.hosts.bin), str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin"])
+        path = os.pathsep.join(
+            [str(self.hosts.bin), str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin"]
+        )
         if self.starter == "mpirun (MPICH)":
             path = f"{self.jobs.mpich}/bin{os.pathsep}{path}"
         told["PATH"] = path
@@ -180,7 +203,9 @@ class Cell:
         return found
 
     def is_ours(self, word: str) -> bool:
-        return word in {"ranks.boot", "launcher.cli", "launcher.starters.agent"} or word.endswith("run_all.sh")
+        return word in {"ranks.boot", "launcher.cli", "launcher.starters.agent"} or word.endswith(
+            "run_all.sh"
+        )
 
     def is_marked(self, pid: int, words: list[str]) -> bool:
         if not words or words[0].split(":")[0] in {"sshd", "slurmstepd"}:
@@ -225,8 +250,12 @@ class Cell:
         limit = SECONDS + (HANG_SECONDS if self.death.hangs else 0)
         if self.death.victim == "before":
             limit += _START_SECONDS / 4
-        alive = [one for one in self.launched if not (self.death.victim == "host" and one.host == self.victim)]
-        over = wait_until(lambda: all(one.process.poll() is not None for one in alive) and not self.left(), limit)
+        alive = [
+            one for one in self.launched if not (self.death.victim == "host" and one.host == self.victim)
+        ]
+        over = wait_until(
+            lambda: all(one.process.poll() is not None for one in alive) and not self.left(), limit
+        )
         took = time.monotonic() - began
         if not over:
             running = [f"the launcher on {one.host}" for one in alive if one.process.poll() is None]
@@ -248,6 +277,9 @@ class Cell:
             pattern = self.death.says.format(rank=self.rank, host=self.victim)
             if not own:  # of another host it can be known only that the rank is gone
                 pattern = rf".*\b[Rr]ank {self.rank}\b"
+            if self.death.victim in {"host", "cable"} and self.starter == "scripts":
+                # Nobody but the other rank is left to say anything, and it knows its peers by number.
+                pattern = rf".*\b([Rr]ank {1 - self.rank if own and self.death.victim == 'cable' else self.rank}\b|host {self.victim}\b)"
             if not said or not re.match(pattern, said[0]):
                 problems.append(f"{one.host}: the first line is {said[0] if said else ''!r}")
 
@@ -256,7 +288,9 @@ class Cell:
         running = all(one.process.poll() is None for one in self.launched)
         problems = [] if running else [f"the job ended: {self.errors()}"]
         before = self.counts()
-        if running and not wait_until(lambda: all(now > then for now, then in zip(self.counts(), before, strict=True)), 15):
+        if running and not wait_until(
+            lambda: all(now > then for now, then in zip(self.counts(), before, strict=True)), 15
+        ):
             problems.append("the ranks do not go on")
         return Outcome(problems, errors=self.errors())
 
@@ -301,7 +335,11 @@ class Cell:
         self.group = parent / f"shardrun-failures-{os.getpid()}"
         try:
             self.group.mkdir(exist_ok=True)
-            for name, value in (("memory.limit_in_bytes", _RANK_BYTES), ("memory.max", _RANK_BYTES), ("memory.swap.max", 0)):
+            for name, value in (
+                ("memory.limit_in_bytes", _RANK_BYTES),
+                ("memory.max", _RANK_BYTES),
+                ("memory.swap.max", 0),
+            ):
                 if (self.group / name).exists():
                     (self.group / name).write_text(str(value))
         except OSError:
@@ -318,7 +356,10 @@ class Cell:
 
     def answers(self, port: int | None) -> bool:
         asked = [sys.executable, "-c", f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)"]
-        return subprocess.run(self.hosts.command(NAMES[0], asked), capture_output=True, check=False).returncode == 0
+        return (
+            subprocess.run(self.hosts.command(NAMES[0], asked), capture_output=True, check=False).returncode
+            == 0
+        )
 
     def kill_command(self, script: str) -> None:
         for pid, words in self.words_of(NAMES[0]):
@@ -326,7 +367,10 @@ class Cell:
                 os.kill(pid, signal.SIGKILL)
 
     def errors(self) -> str:
-        return "\n".join(f"--- {one.host} ({one.process.poll()})\n{one.errors.read_text(errors='replace')}" for one in self.launched)
+        return "\n".join(
+            f"--- {one.host} ({one.process.poll()})\n{one.errors.read_text(errors='replace')}"
+            for one in self.launched
+        )
 
     def clean(self) -> None:
         """Kills what is left, so that the next cell begins with nothing."""

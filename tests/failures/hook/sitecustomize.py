@@ -55,7 +55,9 @@ def _raise(kind):
 
 
 def _raise_once(ctypes, kind):
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.main_thread().ident), ctypes.py_object(kind))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(threading.main_thread().ident), ctypes.py_object(kind)
+    )
 
 
 def _use_all_memory(group):
@@ -110,7 +112,6 @@ class _Never:
     def find_spec(self, name, path=None, target=None):
         if name == "ranks.identity.identity" and _rank() == os.environ["FAILURES_NEVER"]:
             time.sleep(10**6)
-        return None
 
 
 if _FOLDER:

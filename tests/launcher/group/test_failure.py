@@ -84,7 +84,7 @@ def test_stopped_rank(run_script: Runner, two_slices: Path, launcher: str) -> No
     code, _, errors = script.end(within=10 + LIMIT)
     assert code == 1
     assert f"Rank 1 is process {stopped} (" in errors
-    assert f"which is stopped (`kill -CONT {stopped}` lets it go on)." in errors
+    assert f"which is stopped by a signal such as SIGSTOP (`kill -CONT {stopped}` lets it go on)." in errors
     said, *rest = errors.splitlines()
     assert said.startswith(f"waiting for rank 1, at most 10 s: it is process {stopped} ("), errors
     assert rest[0].startswith(f"error: RankFailedError: rank 0 on host {HOST}: "), errors

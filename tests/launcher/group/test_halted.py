@@ -65,13 +65,17 @@ def test_a_request_does_not_wait_for_ever(
     said = [record.getMessage() for record in caplog.records]
     for rank, pid in zip(ranks, pids, strict=True):
         (line,) = [line for line in said if line.startswith(f"waiting for rank {rank}, at most 1 s: ")]
-        assert f"process {pid} (" in line and line.endswith(f"is stopped (`kill -CONT {pid}` lets it go on)")
+        assert f"process {pid} (" in line and line.endswith(
+            f"is stopped by a signal such as SIGSTOP (`kill -CONT {pid}` lets it go on)"
+        )
     text = str(caught.value)
     assert text.startswith(
         f"rank {ranks[0]} on host {os.uname().nodename} did not go on within 1 s: it is pro"
     )
     assert f"process {pids[0]} (" in text
-    assert text.endswith(f", which is stopped (`kill -CONT {pids[0]}` lets it go on).")
+    assert text.endswith(
+        f", which is stopped by a signal such as SIGSTOP (`kill -CONT {pids[0]}` lets it go on)."
+    )
     assert wait_until(lambda: not left(mark), 10), left(mark)
 
 
