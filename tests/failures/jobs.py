@@ -24,7 +24,7 @@ HOOK = Path(__file__).parent / "hook"
 _START_SECONDS = 60
 _MEMORY = Path("/sys/fs/cgroup/memory")
 _MEMORY_2 = Path("/sys/fs/cgroup")
-_RANK_BYTES = 1 << 30
+_RANK_BYTES = 192 << 20
 
 
 @dataclass

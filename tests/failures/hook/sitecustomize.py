@@ -14,7 +14,7 @@ import time
 
 _FOLDER = os.environ.get("FAILURES_FOLDER")
 _RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-_WORKING = os.path.join("ranks", "run", "program.py")
+_WORKING = "ranks/run/program.py"
 _SECONDS = 0.02
 
 
