@@ -50,6 +50,8 @@ class Peer:
     process: int | None = None
     cut: bool = False
     """Whether its connection was lost without a word, as when its host or the network is gone."""
+    stacks: int = -1
+    """The rank's descriptor of `ranks.talk.stacks`."""
     ready: bool = False
     """Whether it has loaded what it is to serve."""
     asked: bool = False
@@ -199,6 +201,8 @@ class Listener:
             return None
         said = fields.get("pid")
         peer = Peer(rank, host[:255], pid or (said if type(said) is int else 0), stream)
+        place = fields.get("stacks")
+        peer.stacks = place if type(place) is int else -1
         with self._lock:
             if rank in self._known or self._socket.fileno() < 0:
                 return None

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from launcher.errors import RankFailedError
+from launcher.group import stacks
 from launcher.group.control import Peer
 from ranks.common.processes import is_stopped
 from ranks.common.waiting import NOTICE_SECONDS, in_words
@@ -83,7 +84,8 @@ class Watch:
 
 
 def _hung(peer: Peer, what: str) -> RankFailedError:
-    return RankFailedError(f"rank {peer.rank} on host {peer.host} {what}", rank=peer.rank, host=peer.host)
+    text = f"rank {peer.rank} on host {peer.host} {what}{stacks.of(peer)}"
+    return RankFailedError(text, rank=peer.rank, host=peer.host)
 
 
 def wait_aloud(

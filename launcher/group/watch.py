@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from launcher.errors import LaunchError, RankFailedError
-from launcher.group import halted
+from launcher.group import halted, stacks
 from launcher.group.answers import Answers
 from launcher.group.control import Listener, Peer, kill_peers
 from launcher.group.late import late, say_who_is_awaited
@@ -232,7 +232,8 @@ class Job:
         return self._launcher_ended is not None and (self._launcher_ended.code or 0) < 0
 
     def _why_late(self, error: Mapping[str, object]) -> str:
-        return halted.in_sentences(self._peers.values()) + cause.left_early(self._done, error)
+        said = halted.in_sentences(self._peers.values()) + cause.left_early(self._done, error)
+        return said + stacks.of_late(self._peers.values(), self._troubles, error)
 
     def _verdict(self) -> RankFailedError | LaunchError:
         trouble = cause.first(list(self._troubles.values()))

@@ -15,6 +15,7 @@ from ranks.common.settings import SCRATCH
 from ranks.errors import PeerLostError, ShardrunError, is_usage
 from ranks.talk import wire
 from ranks.talk.connect import EXIT_ORPHANED, open_socket
+from ranks.talk.stacks import offer
 from ranks.talk.stream import Stream
 from sharding.common.limits import HOLD_LESS, shortage
 
@@ -52,7 +53,14 @@ class Control:
         control = cls(open_socket(address))
         control.send(
             wire.Kind.HELLO,
-            {"job": job, "rank": rank, "world_size": world_size, "pid": os.getpid(), "host": host},
+            {
+                "job": job,
+                "rank": rank,
+                "world_size": world_size,
+                "pid": os.getpid(),
+                "host": host,
+                "stacks": offer(),
+            },
         )
         control._stream.share_memory(borrow=True)
         threading.Thread(target=control._listen, name="shardrun control", daemon=True).start()

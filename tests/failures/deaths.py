@@ -45,7 +45,11 @@ _ALONE = "the launcher is on that host, and dies with it"
 
 DEATHS = (
     Death("exits with 7", "rank", "exit", rf"{_RANK} ended with exit code 7\b", script_codes=(7,)),
-    Death("uncaught exception", "rank", "exception", rf"{_RANK}: .*a mistake in the model"),
+    Death(
+        "uncaught exception", "rank", "exception",
+        r"shardrun: (internal )?error: rank {rank} on host {host}: .*a mistake in the model",
+        script_codes=(1, 2),
+    ),  # fmt: skip
     Death("`os._exit(0)`", "rank", "success", rf"{_RANK} ended with exit code 0 before it was done"),
     Death("SIGKILL", "rank", "SIGKILL", rf"{_RANK} was killed by SIGKILL\b", script_codes=(137,)),
     Death("SIGSEGV", "rank", "SIGSEGV", rf"{_RANK} was killed by SIGSEGV\b", script_codes=(139,)),
