@@ -1,6 +1,6 @@
 """Kills ranks, launchers, hosts and cables in every way, and writes docs/failures.md.
 
-    python scripts/failures.py                          # every cell that this machine allows, about half an hour
+    python scripts/failures.py                          # every cell that this machine allows: half an hour
     python scripts/failures.py --only SIGKILL:ssh:2     # some: DEATH:STARTER:HOSTS, each may be left out
     python scripts/failures.py --minutes 20             # as many as fit, in an order that mixes them
 
@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests import clusters  # noqa: E402  # the path above is needed first
 from tests.failures import page  # noqa: E402
-from tests.failures.deaths import DEATHS, HOSTS, STARTERS, Death, left_out  # noqa: E402
+from tests.failures.deaths import DEATHS, HOSTS, QUICK, STARTERS, Death, left_out  # noqa: E402
 from tests.failures.jobs import Jobs  # noqa: E402
 from tests.launcher import slices  # noqa: E402
 
@@ -47,6 +47,9 @@ def main() -> int:
     parser.add_argument("--part", default="1/1", metavar="K/N")
     parser.add_argument("--records", type=Path, metavar="FILE", help="append what came of each cell")
     parser.add_argument(
+        "--left-out", action="store_true", help="say which cells the tests leave out, and run nothing"
+    )
+    parser.add_argument(
         "--page",
         action="append",
         type=Path,
@@ -55,6 +58,9 @@ def main() -> int:
         help="write the page from these records, and run nothing",
     )
     args = parser.parse_args()
+    if args.left_out:
+        say_left_out()
+        return 0
     if args.page:
         write_page([json.loads(line) for path in args.page for line in path.read_text().splitlines()])
         return 0
@@ -100,11 +106,14 @@ def run(cells: list[Cell], args: argparse.Namespace) -> list[dict[str, Any]]:
 def tried(jobs: Jobs, cell: Cell) -> dict[str, Any]:
     """A cell, tried again where it is not right."""
     death, starter, count = cell
-    for number in range(1, TRIES + 1):
+    tries = 0
+    while tries < TRIES:
+        tries += 1
         outcome = jobs.run(death, starter, count)
         word = "WRONG" if outcome.problems else "right"
         print(
-            f"{word} {death.name} | {starter} | {count}: {outcome.code} {outcome.seconds:.1f} s {outcome.first_line[:150]}"
+            f"{word} {death.name} | {starter} | {count}: {outcome.code} {outcome.seconds:.1f} s "
+            f"{outcome.first_line[:150]}"
         )
         for problem in outcome.problems:
             print(f"      {problem}")
@@ -113,7 +122,20 @@ def tried(jobs: Jobs, cell: Cell) -> dict[str, Any]:
         sys.stdout.flush()
         if not outcome.problems:
             break
-    return {"death": death.name, "starter": starter, "hosts": count, "tries": number, **asdict(outcome)}
+    return {"death": death.name, "starter": starter, "hosts": count, "tries": tries, **asdict(outcome)}
+
+
+def say_left_out() -> None:
+    """What tests/launcher/clusters/test_failures.py does not try."""
+    cells = [(d, s, h) for d in DEATHS for h in HOSTS for s in STARTERS if not left_out(d, s, h)]
+    tried_here = 0 if clusters.missing() else len(QUICK)
+    print(
+        f"failures: {tried_here} of {len(cells)} deaths are tried; scripts/failures.py tries all "
+        "(docs/failures.md)"
+    )
+    for slurm in (False, True):
+        if reason := clusters.missing(slurm=slurm):
+            print(f"failures: left out {'with Slurm' if slurm else 'all'}: {reason}")
 
 
 def write_page(records: list[dict[str, Any]]) -> None:

@@ -259,7 +259,7 @@ class Slurm:
         self.configuration.write_text(
             _SLURM_CONF.format(folder=self.folder, controller=_CONTROLLER_PORT, node=_NODE_PORT)
         )
-        first, second = NAMES
+        first = NAMES[0]
         hosts.serve(first, [
             *("munged", "--foreground", "--force", f"--socket={munge}/socket", f"--key-file={munge}/key"),
             *(f"--pid-file={munge}/pid", f"--log-file={munge}/log", f"--seed-file={munge}/seed"),

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from launcher.job.logs import without_secrets
+from launcher.job.logs import without_secrets, word_without_secret
 
 if TYPE_CHECKING:
     from launcher.group.watch import Job
@@ -105,11 +105,13 @@ class LogFiles:
     ) -> None:
         """Writes ``job.json``, what the job is, and ``plan.json``, the manifest of the slices that it serves.
         Raises `OSError`."""
+        for rank in range(job.world_size):
+            self._path(rank).touch()
         here = os.uname().nodename
         told = {
             "job": job.name,
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "command": sys.argv,
+            "command": [word_without_secret(word) for word in sys.argv],
             "launcher": job.launcher_name,
             "hosts": [device.host for device in table.devices] if table else [here] * job.world_size,
             "program": list(program),

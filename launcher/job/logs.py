@@ -61,6 +61,14 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
+def word_without_secret(word: str) -> str:
+    """A word of a command line, such as ``NAME=VALUE`` of ``--env``, in the same way."""
+    names, equals, _ = word.rpartition("=")
+    if equals and _SECRET.search(names):
+        return f"{names}=(left out)"
+    return _USER_IN_ADDRESS.sub(r"\1...@", word)
+
+
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables, in order; of those whose names speak of secrets only the name, and no user in an
     address."""

@@ -97,8 +97,8 @@ watch() {{
       [ "$state" = T ] || {{ since[rank]=0; continue; }}
       since[rank]=$((since[rank] + 1))
       if [ "${{since[rank]}}" -gt "$hang" ]; then
-        echo "shardrun: error: rank $rank on host $(uname -n) did not go on within $hang s: its process $pid" \
-          "is stopped by a signal (SIGSTOP or SIGTSTP; \\`kill -CONT $pid\\` lets it go on)." >&3
+        echo "shardrun: error: rank $rank on host $(uname -n) did not go on within $hang s: its" \\
+          "process $pid is stopped by a signal (SIGSTOP or SIGTSTP; \\`kill -CONT $pid\\` lets it go on)." >&3
         kill -KILL "$pid" 2>/dev/null
         return
       fi

@@ -1,8 +1,7 @@
-"""The deaths: what is done, and what the job must then say and end with. scripts/failures.py tries them all."""
+"""The deaths: what is done, what the job must then say and end with; scripts/failures.py tries them all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -46,10 +45,12 @@ _ALONE = "the launcher is on that host, and dies with it"
 DEATHS = (
     Death("exits with 7", "rank", "exit", rf"{_RANK} ended with exit code 7\b", script_codes=(7,)),
     Death(
-        "uncaught exception", "rank", "exception",
+        "uncaught exception",
+        "rank",
+        "exception",
         r"shardrun: (internal )?error: rank {rank} on host {host}: .*a mistake in the model",
         script_codes=(1, 2),
-    ),  # fmt: skip
+    ),
     Death("`os._exit(0)`", "rank", "success", rf"{_RANK} ended with exit code 0 before it was done"),
     Death("SIGKILL", "rank", "SIGKILL", rf"{_RANK} was killed by SIGKILL\b", script_codes=(137,)),
     Death("SIGSEGV", "rank", "SIGSEGV", rf"{_RANK} was killed by SIGSEGV\b", script_codes=(139,)),
@@ -91,6 +92,19 @@ DEATHS = (
 )
 
 
+QUICK = (
+    ("SIGKILL", "scripts", 1),
+    ("SIGKILL", "mpirun (Open MPI)", 2),
+    ("`os._exit(0)`", "slurm", 2),
+    ("SIGSTOP", "scripts", 1),
+    ("uncaught exception", "ssh", 2),
+    ("launcher SIGHUP", "ssh", 2),
+    ("launcher SIGKILL", "scripts", 2),
+    ("out of memory", "local", 1),
+)
+"""Cells that the tests try; the rest takes too long for each change."""
+
+
 def find(name: str) -> Death:
     return next(death for death in DEATHS if death.name == name)
 
@@ -102,6 +116,3 @@ def left_out(death: Death, starter: str, hosts: int) -> str:
     if hosts not in death.hosts:
         return _ALONE
     return death.left_out.get(starter, "")
-
-
-Missing = Callable[[str, int], str]

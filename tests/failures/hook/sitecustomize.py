@@ -1,3 +1,4 @@
+# ruff: noqa: N818, PTH123, PTH118, SIM115, ANN
 """Loaded by every Python of a job under test: it says when its rank is at work, and dies when it is told to.
 
 ``FAILURES_FOLDER``: where it writes ``busy_N`` for rank N, and looks for ``die``, which is a JSON object: the
