@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 USAGE = "usage: python -m ranks.boot serve MODEL [TARGET [PRECISION]] | exec SCRIPT [ARG]..."
 
 
+_FAR = "tcp:"
+"""How the control channel's address begins where the launcher may be on another host."""
 _SPARE = 6
 """Descriptors that are given up to report an error: modules are imported for it, which takes files."""
 
@@ -39,21 +41,30 @@ def main(program: Sequence[str]) -> None:
     process = os.getpid()
     spare: list[int] = []
     try:
-        _set_up_process(spare)
+        address = settings.CONTROL.text()
+        if not address.startswith(_FAR):
+            _set_up_process(spare)
         if not program or program[0] not in ("serve", "exec") or len(program) < 2:
             raise ShardrunError(USAGE)
         from ranks.identity.identity import identify
 
         identity = identify()
         rank = identity.rank
-        address = settings.CONTROL.text()
+        if address.startswith(_FAR):
+            from ranks.talk.keeper import keep
+
+            keep(address, settings.JOB.text(), rank, identity.world_size)
+            process = os.getpid()
+            _set_up_process(spare)
         if address:
             from ranks.talk.control import Control
 
             control = Control.connect(address, settings.JOB.text(), rank, identity.world_size, identity.host)
             from ranks.identity.binding import bind
+            from ranks.talk.title import name_process
 
             bind(identity)
+            name_process(rank, identity.world_size, settings.JOB.text(), " ".join(program[:2]))
         if program[0] == "serve":
             from ranks.run.serve import serve
 
@@ -121,7 +132,7 @@ def _set_up_process(spare: list[int]) -> None:
         # before anything is imported: numpy's OpenBLAS sends one to itself where it may start no thread.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         from ranks.common import heap
-        from ranks.talk.control import die_with_parent
+        from ranks.talk.connect import die_with_parent
 
         heap.spare_addresses()
         spare.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(_SPARE))

@@ -164,12 +164,16 @@ class Hosts:
             *(f"-n {network} link set {link} up" for link in ("eth0", "lo")),
         ):
             _run(["ip", *words.split()])
+        (self.folder / f"tmp-{name}").mkdir()
+        self._boot(name, address, ssh)
+
+    def _boot(self, name: str, address: str, ssh: Path) -> None:
+        network = self._networks[name]
         server = shutil.which("sshd", path=_path())
         script = _HOST.format(
             name=name, ssh=ssh, cgroups=self.folder / "cgroups", address=address, sshd=server
         )
-        (self.folder / f"tmp-{name}").mkdir()
-        with (self.folder / f"{name}.log").open("wb") as log:
+        with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 [
                     *("setpriv", "--pdeathsig", "KILL", "nsenter", f"--net=/run/netns/{network}"),
@@ -220,6 +224,15 @@ class Hosts:
         """Cuts a host's cable (``down``) or joins it again (``up``)."""
         _run(["ip", "-n", self._switch, "link", "set", f"p-{host}", state])
 
+    def kill(self, host: str) -> None:
+        """Ends a host at once, with all that runs on it."""
+        self._processes[host].kill()  # TERM would leave what `unshare` started alive
+        self._processes[host].wait()
+
+    def revive(self, host: str) -> None:
+        """Starts a host that was killed, without what ran on it."""
+        self._boot(host, ADDRESSES[host], self.folder / "ssh")
+
     def close(self) -> None:
         """Ends the hosts with all that runs on them, and takes their networks away."""
         for process in (*self._services, *self._processes.values()):
@@ -247,16 +260,20 @@ class Slurm:
         self.configuration.write_text(
             _SLURM_CONF.format(folder=self.folder, controller=_CONTROLLER_PORT, node=_NODE_PORT)
         )
-        first, second = NAMES
+        first = NAMES[0]
         hosts.serve(first, [
             *("munged", "--foreground", "--force", f"--socket={munge}/socket", f"--key-file={munge}/key"),
             *(f"--pid-file={munge}/pid", f"--log-file={munge}/log", f"--seed-file={munge}/seed"),
         ])  # fmt: skip
         _until((munge / "socket").exists, f"munged does not start: see {munge}/log")
-        for host, server in ((first, ["slurmctld", "-D"]), (first, ["slurmd", "-D", "-N", first]),
-                             (second, ["slurmd", "-D", "-N", second])):  # fmt: skip
-            hosts.serve(host, [*server, "-f", self.configuration])
+        hosts.serve(first, ["slurmctld", "-D", "-f", self.configuration])
+        for host in NAMES:
+            self.serve(host)
         _until(self._idle, f"the nodes of Slurm are not idle: see {self.folder}/slurmctld.log")
+
+    def serve(self, host: str) -> None:
+        """Makes a host a node, which has to be done again where it was killed."""
+        self.hosts.serve(host, ["slurmd", "-D", "-N", host, "-f", self.configuration])
 
     def _idle(self) -> bool:
         asked = self.hosts.command(NAMES[0], ["sinfo", "-h", "-N", "-o", "%T"], **self.environment)

@@ -35,6 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--target", choices=("cpu",), default=ABSENT,
         help="run on the CPU what names gpu or ascend, to try a job before it is submitted",
     )  # fmt: skip
+    parser.add_argument("--quiet", action="store_true", help="show nothing of what several ranks print")
     parser.add_argument("script", metavar="SCRIPT.py")
     more = parser.add_argument(
         "arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="the script's own"
@@ -66,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _on_ranks(args: argparse.Namespace) -> int:
+    from dataclasses import replace
+
     from launcher.common.exits import report
     from launcher.group.starting import run_program
 
@@ -86,6 +89,7 @@ def _on_ranks(args: argparse.Namespace) -> int:
             timeout=options.timeout,
             hang_timeout=options.hang_timeout,
             placement=options.placement,
+            logs=replace(options.logs, tee=()) if args.quiet else options.logs,
             environment=environment,
         )
     except RankFailedError as error:

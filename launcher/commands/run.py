@@ -45,10 +45,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the job as this process's place in it demands."""
+    from dataclasses import replace
+
     from launcher.job.job import merge
     from launcher.tasks.run import Show, external_identity, run_group, run_rank
 
     job = merge(vars(args), args.config)
+    if args.quiet:
+        job = replace(job, tee=())
     identity = external_identity(job)
     show: Show = "json" if args.json else "nothing" if args.quiet else "table"
     if identity is not None:

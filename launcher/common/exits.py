@@ -14,7 +14,7 @@ import signal
 import sys
 from typing import NoReturn
 
-from launcher.common.signals import ENDING, Terminated
+from launcher.common.signals import ENDING, HungUp, Terminated
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError, VerifyError
 from ranks.common import settings
 from ranks.errors import is_usage
@@ -26,6 +26,7 @@ EXIT_USAGE = 2
 EXIT_VERIFY = 3
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_TERMINATED = 128 + signal.SIGTERM
+EXIT_HUNG_UP = 128 + signal.SIGHUP
 
 _DEVICE_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
@@ -33,10 +34,16 @@ _DEVICE_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 def report(error: BaseException, where: str = "") -> int:
     """Prints what ended the command, on which rank, and returns its exit code."""
     # A library that is being imported, or one in C, may turn the exception into another one.
+    hung_up = signal.SIGHUP in ENDING.came and signal.SIGTERM not in ENDING.came
+    if isinstance(error, HungUp) or hung_up:
+        return _say("hung up: its terminal or session was closed", EXIT_HUNG_UP)
     if isinstance(error, Terminated) or signal.SIGTERM in ENDING.came:
         return EXIT_TERMINATED if settings.RUN_ALL.text() else _say("terminated", EXIT_TERMINATED)
     if isinstance(error, KeyboardInterrupt) or ENDING.came:
         return _say("interrupted", EXIT_INTERRUPTED)
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):  # a model's own Python
+        code = (error.code or 0) & 0xFF
+        return _say(f"error: {where.removesuffix(': ')} ended with exit code {code}", code or EXIT_FAILED)
     if isinstance(error, ShardrunError):
         return _say(
             f"error: {where}{error}", exit_code(error), lines=isinstance(error, LaunchError | RankFailedError)

@@ -1,4 +1,5 @@
-"""How SIGTERM and Ctrl-C end the command: as an exception in its main thread, which undoes what was begun.
+"""How SIGTERM, SIGHUP and Ctrl-C end the command: as an exception in its main thread, which undoes what was
+begun.
 
 Python calls a handler between two instructions of whatever runs. There are two places where an exception does
 not do. A native module that is being imported may call Python to set itself up: if that raises, the process
@@ -34,6 +35,10 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM arrived; unwinds like Ctrl-C, so that everything which was started is ended."""
 
 
+class HungUp(Terminated):
+    """SIGHUP arrived: the terminal or session is gone."""
+
+
 class Ending:
     """The handlers of a process. ``came``: the signals that it got, in order."""
 
@@ -44,7 +49,7 @@ class Ending:
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
-        """Both signals raise inside, in the main thread; elsewhere this does nothing."""
+        """These signals raise inside, in the main thread; elsewhere this does nothing."""
         self.came.clear()
         self._of_a_library = False
         try:
@@ -52,6 +57,8 @@ class Ending:
         except ValueError:  # not the main thread
             yield
             return
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # else nohup ignores it
+            self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self.stop)
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, for one
             self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self.stop)
         self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self.stop)
@@ -113,7 +120,9 @@ class Ending:
             except RuntimeError:
                 self.came.clear()
                 raise
-        raise Terminated if signal.SIGTERM in self.came else KeyboardInterrupt
+        if signal.SIGTERM in self.came:
+            raise Terminated
+        raise HungUp if signal.SIGHUP in self.came else KeyboardInterrupt
 
 
 ENDING = Ending()

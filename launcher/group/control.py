@@ -21,9 +21,10 @@ from launcher.errors import LaunchError
 from launcher.group.lobby import Lobby
 from launcher.job.ports import BACKLOG, listen_tcp
 from launcher.starters import cause
+from launcher.starters.base import Ended
 from ranks.common import forks
 from ranks.talk import unix, wire
-from ranks.talk.control import tune_tcp
+from ranks.talk.connect import tune_tcp
 from ranks.talk.stream import Stream
 from sharding.common.limits import shortage
 
@@ -49,11 +50,19 @@ class Peer:
     process: int | None = None
     cut: bool = False
     """Whether its connection was lost without a word, as when its host or the network is gone."""
+    stacks: int = -1
+    """The rank's descriptor of `ranks.talk.stacks`."""
     ready: bool = False
     """Whether it has loaded what it is to serve."""
     asked: bool = False
     """Whether it has been asked for a sign of life, and has given none yet."""
     sending: threading.Lock = field(default_factory=threading.Lock)
+
+    def ended(self) -> Ended | None:
+        """How a rank of this host ended, as far as the kernel says. A busy mpirun may find several ranks
+        ended, and name another."""
+        code = None if self.process is None else unix.exit_code(self.process)
+        return None if code is None else Ended(self.rank, code)
 
     def ping(self) -> None:
         """Asks for a sign of life, unless that would have to wait; any message of the rank's is one."""
@@ -97,12 +106,14 @@ class Listener:
         on_lost: Callable[[Peer], None],
         *,
         on_shortage: Callable[[Exception], None],
+        on_ended: Callable[[Ended], None] = lambda ended: None,
     ) -> None:
-        """``on_shortage``: this process could not take the connection of a rank, for want of threads."""
+        """``on_shortage``: this process could not take the connection of a rank, for want of threads;
+        ``on_ended``: the process above a rank of another host says with which code it ended."""
         self.secret = secrets.token_hex(16)
         self._world_size = world_size
         self._on_hello, self._on_message, self._on_lost = on_hello, on_message, on_lost
-        self._on_shortage = on_shortage
+        self._on_shortage, self._on_ended = on_shortage, on_ended
         self._known: dict[int, Peer] = {}
         self._lock = threading.Lock()
         self._lobby = Lobby()
@@ -185,8 +196,13 @@ class Listener:
             return None
         if not self._lobby.leave(stream.socket):
             return None
+        if type(code := fields.get("ended")) is int:
+            self._on_ended(Ended(rank, code))
+            return None
         said = fields.get("pid")
         peer = Peer(rank, host[:255], pid or (said if type(said) is int else 0), stream)
+        place = fields.get("stacks")
+        peer.stacks = place if type(place) is int else -1
         with self._lock:
             if rank in self._known or self._socket.fileno() < 0:
                 return None

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from launcher.errors import RankFailedError
+from launcher.group import stacks
 from launcher.group.control import Peer
 from ranks.common.processes import is_stopped
 from ranks.common.waiting import NOTICE_SECONDS, in_words
@@ -66,7 +67,8 @@ class Watch:
             if peer.rank not in self._told:
                 self._told.add(peer.rank)
                 most = "" if self._hang is None else f", at most {self._hang:.3g} s"
-                log.warning("waiting for rank %d%s: it is %s", peer.rank, most, in_words(peer.pid))
+                where = f"rank {peer.rank} on host {peer.host}"
+                log.warning("waiting for %s%s: it is %s", where, most, in_words(peer.pid))
         for peer in found:
             if self._hang is not None and self._seconds[peer.rank] >= self._hang + _GRACE:
                 return _hung(peer, f"did not go on within {self._hang:g} s: it is {in_words(peer.pid)}.")
@@ -75,14 +77,15 @@ class Watch:
             if limit is not None and self._seconds[peer.rank] >= limit + _GRACE:
                 return _hung(
                     peer,
-                    f"has given no sign of life for {limit:g} s: its process {peer.pid} is stopped there, or "
-                    "a library keeps all of it waiting (--hang-timeout allows more time).",
+                    f"has given no sign of life for {limit:g} s: its process {peer.pid} is stopped there "
+                    "(SIGSTOP), or a library keeps all of it waiting (--hang-timeout allows more time).",
                 )
         return None
 
 
 def _hung(peer: Peer, what: str) -> RankFailedError:
-    return RankFailedError(f"rank {peer.rank} on host {peer.host} {what}", rank=peer.rank, host=peer.host)
+    text = f"rank {peer.rank} on host {peer.host} {what}{stacks.of(peer)}"
+    return RankFailedError(text, rank=peer.rank, host=peer.host)
 
 
 def wait_aloud(

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+
+from launcher.job.hosts import over_ssh
+
+log = logging.getLogger(__name__)
 
 _SHOWN = 8
 _LONGEST = 300
@@ -11,6 +16,14 @@ _LONGEST = 300
 def listed(items: Sequence[object]) -> str:
     """The first few of some ranks or hosts."""
     return ", ".join(map(str, items[:_SHOWN])) + (", ..." if len(items) > _SHOWN else "")
+
+
+def say_who_is_awaited(there: int, size: int, name: str, remote: Sequence[str], *, ssh: bool) -> None:
+    """Says for which hosts a start waits; ``name``: what starts the ranks, ``ssh``: by ssh."""
+    by = " over ssh" if ssh else ""
+    log.warning(
+        "%d of %d ranks have started; %s reaches %s%s", there, size, name, listed(over_ssh(remote)), by
+    )
 
 
 def late(  # noqa: PLR0917 - what the sentence is made of

@@ -1,5 +1,5 @@
-"""What the ranks print: rank 0's standard output as it is, everything else line by line with the rank's
-number."""
+"""What the ranks print: line by line, each with its rank and host where there are several, to the terminal
+and to the files of a log folder."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
+from launcher.group.logs import Shown
 from launcher.starters.base import Ended, Handle, Pipe, StreamName
+from launcher.starters.noise import Noise
+
+if TYPE_CHECKING:
+    from launcher.group.logs import LogFiles
 
 TAIL_LINES = 20
 _CHUNK = 64 << 10
@@ -22,14 +28,24 @@ class Output:
     """Reads the pipes of started ranks in one thread and keeps the last lines of each rank's standard error.
 
     ``lost`` is the error if some of it could not be written. Lines that belong to no rank are the launching
-    program's own: they are kept, given to ``Handle.heard``, and not shown.
+    program's own: they are kept, given to ``Handle.heard``, and not shown; nor is what an MPI library prints
+    in a rank's name. ``files``: where every line is also written.
     """
 
-    def __init__(self, handle: Handle, on_end: Callable[[Ended], None]) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        on_end: Callable[[Ended], None],
+        shown: Shown | None = None,
+        files: LogFiles | None = None,
+    ) -> None:
         self._handle = handle
         self._on_end = on_end
+        self._shown, self._files = shown or Shown(), files
         self.lost: OSError | None = None
         self._tails: dict[int | None, deque[str]] = defaultdict(lambda: deque(maxlen=TAIL_LINES))
+        self._noise: dict[int, Noise] = defaultdict(Noise)
+        self._pending: dict[StreamName, list[str]] = {"stdout": [], "stderr": []}
         self._thread = threading.Thread(
             target=self._read, args=(handle.pipes,), name="shardrun output", daemon=True
         )
@@ -46,7 +62,9 @@ class Output:
     def _read(self, pipes: Sequence[Pipe]) -> None:
         with selectors.DefaultSelector() as selector:
             for pipe in pipes:
-                selector.register(pipe.descriptor, selectors.EVENT_READ, _Reader(pipe, self._take))
+                whole = not (self._shown.bare and pipe.name == "stdout")
+                reader = _Reader(pipe, self._take, whole_lines=whole)
+                selector.register(pipe.descriptor, selectors.EVENT_READ, reader)
             while selector.get_map():
                 for key, _ in selector.select():
                     data = os.read(key.fd, _CHUNK)
@@ -54,56 +72,87 @@ class Output:
                     if not data:
                         selector.unregister(key.fd)
                         os.close(key.fd)
+                    self._flush()
+        for rank, noise in self._noise.items():
+            for line, is_noise in noise.rest():
+                self._keep(rank, "stderr", line, shown=not is_noise)
+        self._flush()
+        if self._files is not None:
+            self._files.close()
 
     def _take(self, pipe: Pipe, text: str) -> None:
         parts = [(pipe.rank, text)] if pipe.rank is not None else self._handle.attribute(text)
         for rank, part in parts:
-            self._take_of(rank, pipe.name, part)
+            if rank is None:
+                self._tails[None].append(part.rstrip("\r\n"))
+                if self._files is not None:
+                    self._files.write(None, pipe.name, part)
+                if (ended := self._handle.heard(part)) is not None:
+                    self._on_end(ended)
+            elif pipe.name == "stdout":
+                self._keep(rank, pipe.name, part)
+            else:
+                for line, is_noise in self._noise[rank].sift(part):
+                    self._keep(rank, pipe.name, line, shown=not is_noise)
 
-    def _take_of(self, rank: int | None, name: StreamName, text: str) -> None:
-        if rank is None or name == "stderr":
-            self._tails[rank].append(text.rstrip("\r\n"))
-        if rank is None:
-            ended = self._handle.heard(text)
-            if ended is not None:
-                self._on_end(ended)
-            return
-        self.lost = show(rank, name, text) or self.lost
+    def _keep(self, rank: int, name: StreamName, text: str, *, shown: bool = True) -> None:
+        if name == "stderr":
+            self._tails[rank].append(_shown(text).rstrip("\r\n"))
+        if self._files is not None:
+            self.lost = self._files.write(rank, name, text) or self.lost
+        if shown and self._shown.shows(rank):
+            self._pending[name].append(self._shown.line(rank, name, _shown(text)))
+
+    def _flush(self) -> None:
+        for name, lines in self._pending.items():
+            if lines:
+                self.lost = show(name, "".join(lines)) or self.lost
+                lines.clear()
 
 
 class _Reader:
-    """Bytes of one pipe to text: whole lines, or for rank 0's own standard output whatever has come."""
+    """Bytes of one pipe to lines of text, or of a single rank's standard output to whatever has come; bytes
+    that are no UTF-8 stay as surrogates."""
 
-    def __init__(self, pipe: Pipe, take: Callable[[Pipe, str], None]) -> None:
+    def __init__(self, pipe: Pipe, take: Callable[[Pipe, str], None], *, whole_lines: bool) -> None:
         self._pipe = pipe
         self._take = take
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._whole_lines = pipe.rank != 0 or pipe.name != "stdout"
-        self._rest = ""
+        self._whole_lines = whole_lines
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        self._rest: list[str] = []
+        self._size = 0
 
     def feed(self, data: bytes) -> None:
         """Takes what was read; nothing means the end."""
-        text = self._rest + self._decoder.decode(data, final=not data)
-        self._rest = ""
+        text = self._decoder.decode(data, final=not data)
         if not self._whole_lines:
             if text:
                 self._take(self._pipe, text)
             return
         *lines, rest = text.split("\n")
         for line in lines:
-            self._take(self._pipe, line + "\n")
-        if rest and (not data or len(rest) > _LONGEST_LINE):
-            self._take(self._pipe, rest)
-        else:
-            self._rest = rest
+            self._give(line + "\n")
+        if rest:
+            self._rest.append(rest)
+            self._size += len(rest)
+        if self._size and (not data or self._size > _LONGEST_LINE):
+            self._give("")
+
+    def _give(self, more: str) -> None:
+        line = "".join([*self._rest, more])
+        self._rest, self._size = [], 0
+        self._take(self._pipe, line)
 
 
-def show(rank: int, name: StreamName, text: str) -> OSError | None:
-    """Writes a rank's text to this process's stream of that name, marked unless it is rank 0's standard
-    output; gives the error that prevented it, for the ranks' work goes on."""
+def _shown(text: str) -> str:
+    """A line without what cannot be shown."""
+    return text if text.isascii() else text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def show(name: StreamName, text: str) -> OSError | None:
+    """Writes whole lines to this process's stream of that name; gives the error that prevented it, for the
+    ranks' work goes on."""
     stream = sys.stdout if name == "stdout" else sys.stderr
-    if rank != 0 or name == "stderr":
-        text = f"[rank {rank}] {text}" if text.endswith("\n") else f"[rank {rank}] {text}\n"
     try:
         stream.write(text)
         stream.flush()

@@ -28,6 +28,7 @@ def prepared(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
     how = _on_hosts(how, size)
     launcher = base.choose(how.launcher, how.table, how.collectives, how.placement)
     rank_environment(how)
+    how.logs.check(size)
 
     def begin(program: Sequence[str]) -> Job:
         try:
@@ -41,6 +42,7 @@ def prepared(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
                 table=placed.table,
                 patience=how.seconds,
                 hang=how.hang_seconds,
+                logs=how.logs,
             )
         except BaseException:
             launcher.release()

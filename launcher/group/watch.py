@@ -8,31 +8,31 @@ them, decides which was first, tells the caller, and ends the rest.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from launcher.errors import LaunchError, RankFailedError
-from launcher.group import halted
+from launcher.group import halted, stacks
 from launcher.group.answers import Answers
 from launcher.group.control import Listener, Peer, kill_peers
-from launcher.group.late import late, listed
+from launcher.group.late import late, say_who_is_awaited
+from launcher.group.logs import opened
 from launcher.group.output import Output
 from launcher.job.hosts import over_ssh, remote_hosts
 from launcher.starters import cause
 from launcher.starters.base import SOME_RANK, Ended, Handle, Launcher
 from ranks.common import heap
 from ranks.common.settings import CONTROL, IDENTITY, JOB
-from ranks.talk import unix, wire
+from ranks.talk import wire
+from ranks.talk.title import short_name
 
 if TYPE_CHECKING:
+    from launcher.job.logs import Logs
     from launcher.job.rank_table import RankTable
     from ranks.talk.reports import Ready
     from sharding.common.arrays import Array
-
-log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 0.05  # what was sent before the first sign of trouble has come by then
 GATHER_SECONDS = 0.45  # a rank's own reason may take this long to come
@@ -56,6 +56,7 @@ class Job:
         table: RankTable | None = None,
         patience: float | None = None,
         hang: float | None = None,
+        logs: Logs | None = None,
     ) -> None:
         """Starts the ranks; raises `LaunchError`. ``patience``, ``hang``: what `halted.Watch` is given.
 
@@ -92,8 +93,10 @@ class Job:
         self._remote = remote_hosts(table)
         self._far = over_ssh(self._remote) if launcher.over_ssh else []
         self._listener = Listener(
-            world_size, self._remote, self._hello, self._message, self._lost, on_shortage=self._shortage
-        )
+            world_size, self._remote, self._hello, self._message, self._lost, on_shortage=self._shortage,
+            on_ended=self._ended,
+        )  # fmt: skip
+        self.name = short_name(self._listener.secret)
         ours = {JOB.name: self._listener.secret, CONTROL.name: self._listener.address}
         if launcher.identity:
             ours[IDENTITY.name] = ",".join(launcher.identity)
@@ -105,7 +108,8 @@ class Job:
         self._started = True
         self._settle()
         try:
-            self._output = Output(self._handle, self._ended)
+            shown, files = opened(logs, self, program, environment, table)
+            self._output = Output(self._handle, self._ended, shown, files)
             for target in (self._wait, self._judge):
                 threading.Thread(target=target, name=f"shardrun {target.__name__}", daemon=True).start()
         except (RuntimeError, MemoryError, OSError) as error:
@@ -198,6 +202,8 @@ class Job:
             self.changed.wait_for(lambda: self._closing, SETTLE_SECONDS)
             if not self.changed.wait_for(self._certain, GATHER_SECONDS) and self._silent():
                 # A rank is gone and only mpirun can tell why; Intel's does so when the others have ended too.
+                if self._remote:
+                    self.changed.wait_for(self._certain, REPORT_SECONDS)
                 self._hung_up = True
                 self._listener.close()
                 self.changed.wait_for(lambda: self._certain() or not self._silent(), REPORT_SECONDS)
@@ -209,7 +215,9 @@ class Job:
         self._end()
 
     def _certain(self) -> bool:
-        if self._closing or self._launcher_died() or (self._silent() and self._launcher_ended is not None):
+        # Of a rank of another host the process above it may still tell.
+        told_all = self._launcher_ended is not None and not self._remote
+        if self._closing or self._launcher_died() or (self._silent() and told_all):
             return True
         trouble = cause.first(list(self._troubles.values()))
         return trouble is not None and trouble.told and not trouble.secondary
@@ -224,13 +232,15 @@ class Job:
         return self._launcher_ended is not None and (self._launcher_ended.code or 0) < 0
 
     def _why_late(self, error: Mapping[str, object]) -> str:
-        return halted.in_sentences(self._peers.values()) + cause.left_early(self._done, error)
+        said = halted.in_sentences(self._peers.values()) + cause.left_early(self._done, error)
+        return said + stacks.of_late(self._peers.values(), self._troubles, error)
 
     def _verdict(self) -> RankFailedError | LaunchError:
         trouble = cause.first(list(self._troubles.values()))
         launched = self._launcher_ended
         if trouble is not None and not trouble.told:
-            known = None if self._handle.short else self._seen_by_kernel(trouble.rank)
+            peer = self._peers.get(trouble.rank)
+            known = None if self._handle.short or peer is None else peer.ended()
             trouble.ended = known or self._some_rank
         # An mpirun that was told to end, or was killed, does not say how any rank ended; none is the cause.
         gone = launched is not None and (trouble is None or not trouble.told)
@@ -242,13 +252,6 @@ class Job:
             short = self._handle.short
             return cause.launcher_error(self._launcher.name, code, said, started, lost, far=far, short=short)
         return cause.error_of(trouble, self._output.tail(trouble.rank), self._is_script, more=self._halted)
-
-    def _seen_by_kernel(self, rank: int) -> Ended | None:
-        """How a rank of this host ended. A busy mpirun may find several ranks ended, and name another."""
-        peer = self._peers.get(rank)
-        if peer is None or peer.process is None or (code := unix.exit_code(peer.process)) is None:
-            return None
-        return Ended(rank, code)
 
     def fail(self, error: RankFailedError | LaunchError) -> None:
         """Makes ``error`` what every waiting and later call raises, unless there is one; ends nothing yet."""
@@ -304,11 +307,8 @@ class Job:
             and len(self._peers) < self.world_size
         ):
             self._noticed = True
-            log.warning(
-                "%d of %d ranks have started; %s reaches %s%s",
-                *(len(self._peers), self.world_size, self._launcher.name, listed(over_ssh(self._remote))),
-                " over ssh" if self._launcher.over_ssh else "",
-            )
+            said = len(self._peers), self.world_size, self._launcher.name, self._remote
+            say_who_is_awaited(*said, ssh=self._launcher.over_ssh)
         return watch.look(self._peers.values())
 
     def _late(self, what: str, timeout: float) -> str:

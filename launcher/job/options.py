@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError
+from launcher.job.logs import Logs, parse_ranks
 from launcher.job.places.host_list import Host, parse_hosts
 from launcher.job.places.link import parse_link
 from launcher.job.places.placement import (
@@ -175,6 +176,18 @@ class Options:
         "--timeout where that is less)",
         "SECONDS",
     )  # fmt: skip
+    log_dir: Path | None = described(
+        File("the path of a folder"), RANKS,
+        "a new folder for a file with all lines of each rank, beside what the job is and its plan", "DIR",
+    )  # fmt: skip
+    tee: tuple[int, ...] | None = described(
+        Written(parse_ranks, "ranks such as 0,3 or 0-7"), RANKS,
+        "show the lines of these ranks only (default: of all)", "RANKS",
+    )  # fmt: skip
+    log_json: bool = described(
+        Switch(), RANKS, "show each line of a rank as a JSON object with its time, rank, host and stream",
+        default=False,
+    )  # fmt: skip
     allow_replicated: bool = described(
         Switch(), SLICING,
         "go on where nothing of the model can be split, with the whole model on every rank",
@@ -320,6 +333,11 @@ class Options:
         """What the options say of where ranks run."""
         return Placement(**{item.name: getattr(self, item.name) for item in fields(Placement)})
 
+    @property
+    def logs(self) -> Logs:
+        """What the options say of the lines of ranks."""
+        return Logs(**{item.name: getattr(self, item.name) for item in fields(Logs)})
+
     def check_exclusive(self) -> None:
         """Raises `ConfigError` for options that exclude each other."""
         for first, second, why in EXCLUSIVE:
@@ -365,7 +383,10 @@ def table(options: type[DataclassInstance]) -> dict[str, Option]:
 OPTIONS = table(Options)
 """Option by name, which is also its key in job files."""
 
-OF_STARTING = ("launcher", "env", "hang_timeout", *(item.name for item in fields(Placement)))
+OF_STARTING = (
+    *("launcher", "env", "hang_timeout"),
+    *(item.name for options in (Placement, Logs) for item in fields(options)),
+)
 """Options that only what starts the ranks can follow."""
 OF_ALL_RANKS = frozenset({"ranks", "rank_table", "link", *OF_STARTING})
 """Options that say which ranks there are, and nothing to each of them."""

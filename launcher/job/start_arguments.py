@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypedDict
 from launcher.errors import ConfigError, RankTableError
 from launcher.inspection.model_kinds import check_whole
 from launcher.job.hosts import remote_hosts
+from launcher.job.logs import Logs
 from launcher.job.places.placement import Placement, Places
 from launcher.job.ports import check_port, free_port
 from ranks.common import settings
@@ -65,6 +66,8 @@ class StartArguments(RankArguments, total=False):
     """In which types they compute, if not in the model's own."""
     placement: Placement
     """On which hosts and cores they run, if not on this host or those that a batch system gave."""
+    logs: Logs
+    """Where the lines go that they print."""
     progress: Progress | None
     """Called with how many ranks are ready, and of how many."""
 
@@ -86,6 +89,7 @@ class Start:
     environment: Mapping[str, str] | None = None
     precision: Asked | None = None
     placement: Placement = field(default_factory=Placement)
+    logs: Logs = field(default_factory=Logs)
     progress: Progress | None = None
 
     @classmethod

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from launcher.errors import LaunchError, RankFailedError
 from launcher.starters.base import Ended
-from ranks.talk.control import EXIT_ORPHANED
+from ranks.talk.connect import EXIT_ORPHANED
 from sharding.common.limits import files_advice, memory_advice
 from sharding.common.limits import shortage as what_is_short
 from sharding.common.text import one_line

@@ -24,7 +24,8 @@ from launcher.starters.base import SOME_RANK, Ended, Launcher
 from launcher.starters.loopback import family, move_to_loopback
 from launcher.starters.program import ProgramHandle
 from ranks.common.settings import JOB, SCRATCH
-from ranks.talk.control import EXIT_ORPHANED, SCRATCH_PREFIX
+from ranks.talk.connect import EXIT_ORPHANED
+from ranks.talk.control import SCRATCH_PREFIX
 from sharding.common.limits import shortage
 from sharding.common.text import human_bytes
 

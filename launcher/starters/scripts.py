@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shlex
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from launcher.job.options import DATA, RANKS, TYPES, flags_for_a_rank
 from launcher.job.rank_table import RankTable, make_rank_table
 from launcher.job.values import absolute
 from launcher.starters.environment import python_path
+from ranks.common import settings
 from sharding.common.storage import probe, why_unwritable
 
 RANK_SCRIPT = """\
@@ -44,33 +46,87 @@ here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 {python}
 {choice}
 {fresh}
-export SHARDRUN_RUN_ALL=1
-pids=()
+# Ranks that are done write their numbers into a file without a name.
+list=$(mktemp) && exec 5<>"$list" && rm -f -- "$list" || exit 1
+export SHARDRUN_RUN_ALL=$$:5
+exec 3>&2
+hang={hang}
+declare -A pids=()
+watcher=
 end() {{
-  trap '' INT TERM
-  [ "${{#pids[@]}}" -eq 0 ] && return
-  kill -TERM "${{pids[@]}}" 2>/dev/null
-  for _ in {{1..50}}; do
-    kill -0 "${{pids[@]}}" 2>/dev/null || break
-    sleep 0.1
-  done
-  kill -KILL "${{pids[@]}}" 2>/dev/null
-  wait
-}}
-trap 'end; exit 130' INT
-trap 'end; exit 143' TERM HUP
-for rank in "${{ranks[@]}}"; do
-  "$here/rank_$rank.sh" &
-  pids+=("$!")
-done
-for _ in "${{pids[@]}}"; do
-  wait -n
-  code=$?
-  if [ "$code" -ne 0 ]; then
-    end
-    exit "$code"
+  trap '' INT TERM HUP
+  [ -n "$watcher" ] && kill -KILL "$watcher" 2>/dev/null
+  if [ "${{#pids[@]}}" -gt 0 ]; then
+    kill -TERM "${{pids[@]}}" 2>/dev/null
+    for _ in {{1..50}}; do
+      kill -0 "${{pids[@]}}" 2>/dev/null || break
+      sleep 0.1
+    done
+    kill -KILL "${{pids[@]}}" 2>/dev/null
   fi
+  wait 2>/dev/null
+}}
+stop() {{
+  end
+  echo "shardrun: $1" >&3
+  exit "$2"
+}}
+trap 'stop interrupted 130' INT
+trap 'stop terminated 143' TERM
+trap 'stop "hung up: its terminal or session was closed" 129' HUP
+# How a rank ended, where it could not say so itself.
+tell() {{
+  local how="ended with exit code $2"
+  case $2 in
+    0) how="$how before it was done, as os._exit(0) would" ;;
+    1 | 2 | 3 | 75 | 130 | 143) return ;;
+  esac
+  [ "$2" -gt 128 ] && how="was killed by SIG$(kill -l "$(($2 - 128))" 2>/dev/null)"
+  echo "shardrun: error: rank $1 on host $(uname -n) $how." >&3
+}}
+# Ends a rank that is stopped for as long as --hang-timeout: nobody else would notice it.
+watch() {{
+  local rank pid state since=()
+  for rank in "${{!pids[@]}}"; do since[rank]=0; done
+  while kill -0 "$1" 2>/dev/null; do
+    for rank in "${{!pids[@]}}"; do
+      pid=${{pids[$rank]}}
+      state=$(sed -n 's/^State:[[:space:]]*\\(.\\).*/\\1/p' "/proc/$pid/status" 2>/dev/null)
+      [ "$state" = T ] || {{ since[rank]=0; continue; }}
+      since[rank]=$((since[rank] + 1))
+      if [ "${{since[rank]}}" -gt "$hang" ]; then
+        echo "shardrun: error: rank $rank on host $(uname -n) did not go on within $hang s: its" \\
+          "process $pid is stopped by a signal (SIGSTOP or SIGTSTP; \\`kill -CONT $pid\\` lets it go on)." >&3
+        kill -KILL "$pid" 2>/dev/null
+        return
+      fi
+    done
+    sleep 1
+  done
+}}
+exec 2>/dev/null # what bash itself says of jobs
+for rank in "${{ranks[@]}}"; do
+  "$here/rank_$rank.sh" 2>&3 &
+  pids[$rank]=$!
 done
+watch $$ &
+watcher=$!
+while [ "${{#pids[@]}}" -gt 0 ]; do
+  wait -n "${{pids[@]}}"
+  for rank in "${{!pids[@]}}"; do
+    # A process that is gone has been waited for: its code is kept.
+    kill -0 "${{pids[$rank]}}" && continue
+    wait "${{pids[$rank]}}"
+    code=$?
+    unset "pids[$rank]"
+    if [ "$code" -ne 0 ] || ! grep -qx "$rank" "/proc/$$/fd/5"; then
+      tell "$rank" "$code"
+      end
+      exit "$((code > 0 ? code : 1))"
+    fi
+  done
+done
+end
 """
 
 FRESH = """\
@@ -162,14 +218,15 @@ def _texts(job: Job, table: RankTable, executable: str, own_model: bool) -> list
                 arguments=" ".join(arguments),
             ),
         ))  # fmt: skip
-    texts.append(("run_all.sh", _run_all(table, python)))
+    seconds = settings.DEFAULT_HANG if job.hang_timeout is None else job.hang_timeout
+    texts.append(("run_all.sh", _run_all(table, python, math.ceil(seconds))))
     return texts
 
 
-def _run_all(table: RankTable, python: str) -> str:
+def _run_all(table: RankTable, python: str, hang: int) -> str:
     if len(table.hosts) == 1:
         ranks = " ".join(str(rank) for rank in range(table.world_size))
-        return RUN_ALL.format(usage="", python=python, choice=f"ranks=({ranks})", fresh=FRESH)
+        return RUN_ALL.format(usage="", python=python, choice=f"ranks=({ranks})", fresh=FRESH, hang=hang)
     usage = "\n# The ranks are on several hosts: run it on each, with the host's name in the rank table."
     choice = 'case "${1-}" in\n'
     for host, devices in table.hosts.items():
@@ -179,7 +236,7 @@ def _run_all(table: RankTable, python: str) -> str:
     fresh = (
         "# All hosts must agree on SHARDRUN_JOB and MASTER_PORT: the rank scripts', unless you set others."
     )
-    return RUN_ALL.format(usage=usage, python=python, choice=choice, fresh=fresh)
+    return RUN_ALL.format(usage=usage, python=python, choice=choice, fresh=fresh, hang=hang)
 
 
 def _arguments(job: Job) -> list[str]:

@@ -38,6 +38,7 @@ def start_group(job: Job, model: Loadable, progress: Progress | None = None) -> 
         hang_timeout=job.hang_timeout,
         environment={**job.env, **model.environment},
         placement=job.placement,
+        logs=job.logs,
         precision=precision.asked(job),
         progress=progress,
     )

@@ -110,6 +110,9 @@ def run_group(job: Job, show: Show = "table") -> None:
 def run_rank(job: Job, identity: Identity, show: Show = "table") -> int:
     """This process as one rank that something else started; rank 0 prints. Returns the exit code, or ends the
     process itself, as it does if the run fails."""
+    from ranks.talk import orphan
+
+    orphan.end_with_launcher()
     joined = False
     try:
         check = functools.partial(check_job, job, inputs=identity.rank == 0)
@@ -128,6 +131,7 @@ def run_rank(job: Job, identity: Identity, show: Show = "table") -> int:
         if not joined:
             raise
         leave_now(error, identity)
+    orphan.say_done(identity.rank)
     if "torch" in sys.modules:
         from launcher.common.exits import leave
 
@@ -176,7 +180,11 @@ def group_or_rank(job: Job, group: Callable[[], None], rank: Callable[[Identity]
 def leave_now(error: BaseException, identity: Identity) -> None:
     """Ends this process at once: with MPI up, Python's ordinary exit would wait for the other ranks."""
     from launcher.common.exits import report
+    from ranks.errors import PeerLostError
+    from ranks.talk import orphan
 
+    if isinstance(error, PeerLostError):
+        orphan.let_others_tell()
     code = report(error, f"rank {identity.rank} on host {identity.host}: " if identity.world_size > 1 else "")
     for stream in (sys.stdout, sys.stderr):
         try:

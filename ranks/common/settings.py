@@ -182,9 +182,9 @@ SAFE_PATH = _internal(
     "SHARDRUN_SAFE_PATH", "1", "PYTHONSAFEPATH is set for the rank alone, and not for what it starts"
 )
 RUN_ALL = _internal(
-    "SHARDRUN_RUN_ALL", "1",
-    "run_all.sh started the ranks, and ends the others when one has failed: what they would say of that is "
-    "no news, and would hide the first cause",
+    "SHARDRUN_RUN_ALL", "PROCESS:DESCRIPTOR",
+    "run_all.sh, this process, started the ranks, and ends the others when one has failed: what they would "
+    "say of that is no news, and would hide the first cause; a rank that is done writes its number there",
 )  # fmt: skip
 PYTHON: Variable[str] = Variable(
     "SHARDRUN_PYTHON", "a program", lambda text: text, "", "the one that wrote them",

@@ -79,7 +79,8 @@ def holder(descriptor: int) -> str:
 
 
 def in_words(pid: int) -> str:
-    """``process 4242 (shardrun run model.onnx), which is stopped (`kill -CONT 4242` lets it go on)``."""
+    """``process 4242 (shardrun run model.onnx), which is stopped by a signal such as SIGSTOP (`kill
+    -CONT 4242` lets it go on)``."""
     told = f"process {pid}"
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
@@ -87,7 +88,9 @@ def in_words(pid: int) -> str:
         return told
     if command:
         told += f" ({shortened(one_line(command.decode(errors='backslashreplace')), _COMMAND)})"
-    return f"{told}, which is stopped (`kill -CONT {pid}` lets it go on)" if is_stopped(pid) else told
+    if not is_stopped(pid):
+        return told
+    return f"{told}, which is stopped by a signal such as SIGSTOP (`kill -CONT {pid}` lets it go on)"
 
 
 def _holding(descriptor: int) -> int | None:

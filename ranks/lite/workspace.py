@@ -67,7 +67,7 @@ def measure(job: Job) -> int:
 
 def main() -> None:
     """Measures the model that standard input names and writes its workspace, or why there is none."""
-    from ranks.talk.control import die_with_parent
+    from ranks.talk.connect import die_with_parent
 
     die_with_parent()
     question = json.load(sys.stdin)

@@ -6,80 +6,24 @@ from __future__ import annotations
 import functools
 import os
 import queue
-import signal
 import socket
-import sys
 import threading
 import weakref
 from collections.abc import Mapping
 
-from ranks.common.settings import CONTROL, SCRATCH
+from ranks.common.settings import SCRATCH
 from ranks.errors import PeerLostError, ShardrunError, is_usage
-from ranks.talk import unix, wire
+from ranks.talk import wire
+from ranks.talk.connect import EXIT_ORPHANED, open_socket
+from ranks.talk.stacks import offer
 from ranks.talk.stream import Stream
 from sharding.common.arrays import Array
 from sharding.common.limits import HOLD_LESS, shortage
 
 SCRATCH_PREFIX = "shardrun-"
-EXIT_ORPHANED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with this rank
-_CONNECT_SECONDS = 30
 _STOP_SECONDS = 4
 _LINGER_SECONDS = 2  # longer than the launcher looks for the first cause
 _MAX_TEXT = 64 << 10
-_PR_SET_PDEATHSIG = 1
-
-
-class ControlError(ShardrunError):
-    """The launcher's control socket is named wrongly or cannot be reached."""
-
-
-def open_socket(address: str) -> socket.socket:
-    """A socket connected to ``unix:PATH``, ``unix:@ABSTRACT`` or ``tcp:HOST:PORT``; raises `ControlError`."""
-    scheme, _, place = address.partition(":")
-    host, _, port = place.rpartition(":")
-    try:
-        if scheme == "unix" and place:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.connect(unix.at(place))
-            return sock
-        if scheme == "tcp" and host and port.isdecimal():
-            sock = socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS)
-            sock.settimeout(None)
-            tune_tcp(sock)
-            return sock
-    except OSError as error:
-        raise ControlError(
-            f"The launcher cannot be reached at {CONTROL.name}={address} ({error.strerror or error}): "
-            "it has ended, or "
-            "a firewall is between; start the job anew, or unset this variable to run without a launcher."
-        ) from None
-    raise ControlError(
-        f"The environment variable {CONTROL.name} must be unix:PATH or tcp:HOST:PORT, but is "
-        f"{address[:200]!r}."
-    )
-
-
-def tune_tcp(sock: socket.socket) -> None:
-    """No delay for small messages; a cut cable or a dead host is noticed within about 8 s."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", 4),
-        ("TCP_KEEPINTVL", 2),
-        ("TCP_KEEPCNT", 2),
-        ("TCP_USER_TIMEOUT", 8000),
-    ):
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def die_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent dies: prctl(2), PR_SET_PDEATHSIG. Linux only."""
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 class Control:
@@ -105,7 +49,14 @@ class Control:
         control = cls(open_socket(address))
         control.send(
             wire.Kind.HELLO,
-            {"job": job, "rank": rank, "world_size": world_size, "pid": os.getpid(), "host": host},
+            {
+                "job": job,
+                "rank": rank,
+                "world_size": world_size,
+                "pid": os.getpid(),
+                "host": host,
+                "stacks": offer(),
+            },
         )
         control._stream.share_memory(borrow=True)
         threading.Thread(target=control._listen, name="shardrun control", daemon=True).start()

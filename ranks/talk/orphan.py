@@ -1,4 +1,4 @@
-"""The end of a rank whose launcher was killed: mpirun, srun or torchrun, started by a user.
+"""The end of a rank whose launcher was killed: mpirun, srun, torchrun or run_all.sh, started by a user.
 
 A killed mpirun ends nothing: its ranks would run on, and wait for each other, with nobody to see it. Ranks
 that this project starts itself notice by their control socket (`ranks.talk.control`).
@@ -12,11 +12,13 @@ import os
 import select
 import sys
 import threading
+import time
+from typing import NoReturn
 
 from ranks.common import sources
 from ranks.common.processes import status
-from ranks.common.settings import CONTROL
-from ranks.talk.control import EXIT_ORPHANED
+from ranks.common.settings import CONTROL, RUN_ALL
+from ranks.talk.connect import EXIT_ORPHANED
 
 _LAUNCHERS = frozenset(
     (
@@ -25,6 +27,7 @@ _LAUNCHERS = frozenset(
     )
 )
 """As the kernel names them, with 15 characters."""
+_LINGER_SECONDS = 1.5
 _FARTHEST = 16  # ancestors that are looked at: between may be shells, or a tool that measures
 
 
@@ -37,18 +40,24 @@ def end_with_launcher() -> None:
     if found is None:
         return
     pid, name = found
-    with contextlib.suppress(OSError, AttributeError):  # it ended just now, or Linux is older than 5.3
-        watched = os.pidfd_open(pid)
-        arguments = (watched, f"{name} (process {pid})")
-        threading.Thread(target=_wait, args=arguments, name="shardrun orphan", daemon=True).start()
+    who = f"{name} (process {pid})"
+    with contextlib.suppress(OSError, AttributeError):  # Linux is older than 5.3
+        try:
+            watched = os.pidfd_open(pid)
+        except ProcessLookupError:
+            _end(who)
+        threading.Thread(target=_wait, args=(watched, who), name="shardrun orphan", daemon=True).start()
 
 
 def _wait(watched: int, who: str) -> None:
     poll = select.poll()
     poll.register(watched, select.POLLIN)
     poll.poll()
-    if sys.is_finalizing():
-        return
+    if not sys.is_finalizing():
+        _end(who)
+
+
+def _end(who: str) -> NoReturn:
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(f"shardrun: error: {who}, which started this rank, has ended", file=sys.stderr, flush=True)
     os._exit(EXIT_ORPHANED)
@@ -56,6 +65,8 @@ def _wait(watched: int, who: str) -> None:
 
 def _launcher() -> tuple[int, str] | None:
     """The nearest ancestor that starts ranks, and its name."""
+    if (run_all := RUN_ALL.text().partition(":")[0]).isdecimal():
+        return int(run_all), "run_all.sh"
     if os.environ.get(sources.TORCHELASTIC_RUN_ID):
         return os.getppid(), "torchrun"
     pid = os.getpid()
@@ -69,3 +80,17 @@ def _launcher() -> tuple[int, str] | None:
         if pid <= 1:
             return None
     return None
+
+
+def say_done(rank: int) -> None:
+    """Tells run_all.sh, if that started this rank, that it ends because it is done."""
+    number = RUN_ALL.text().partition(":")[2]
+    if number.isdecimal():
+        with contextlib.suppress(OSError):
+            os.write(int(number), f"{rank}\n".encode())
+
+
+def let_others_tell() -> None:
+    """Waits, where another rank is the cause, until run_all.sh has had time to say so and to end this one."""
+    if RUN_ALL.text():
+        time.sleep(_LINGER_SECONDS)

@@ -28,22 +28,21 @@ import struct
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
 
-from ranks.errors import ShardrunError
 from ranks.talk import area
+from ranks.talk.frame import MAGIC, MAX_HEADER, PREFIX, VERSION, Kind, WireError, head
 from sharding.common.arrays import Array, DType
 
-MAGIC = b"shrd"
-VERSION = 1
-PREFIX = struct.Struct("<4sHHIQ")
-MAX_HEADER = 16 << 20
 MAX_TENSORS = 4096
 MAX_RANK = 32
 _LENGTH = struct.Struct("<I")
+__all__ = [
+    "MAGIC", "MAX_HEADER", "PREFIX", "VERSION", "Kind", "Message", "PeerClosed", "WireError", "dtype_named",
+    "encode", "parse_header", "read_frame",
+]  # fmt: skip
 
 _NATIVE = (
     "bool",
@@ -65,30 +64,8 @@ _EXTENDED = (
 )
 
 
-class WireError(ShardrunError):
-    """A message is malformed, of another version, or too large."""
-
-
 class PeerClosed(WireError):  # noqa: N818 - the end of a stream is an event, like StopIteration
     """The other side closed the connection between two messages."""
-
-
-class Kind(IntEnum):
-    """What a message is; see docs/internals.md, "Control messages"."""
-
-    HELLO = 1
-    READY = 2
-    PREDICT = 3
-    RESULT = 4
-    FAILED = 5
-    ERROR = 6
-    STOP = 7
-    BYE = 8
-    SESSION = 9
-    TOKENS = 10
-    LIMIT = 11
-    PING = 12
-    PONG = 13
 
 
 @dataclass(frozen=True)
@@ -143,11 +120,7 @@ def encode(
 def _frame(
     kind: Kind, header: dict[str, object], buffers: list[bytes | memoryview]
 ) -> list[bytes | memoryview]:
-    data = json.dumps(header, separators=(",", ":")).encode()
-    if len(data) > MAX_HEADER:
-        raise WireError(f"a message's header has {len(data)} bytes; at most {MAX_HEADER} are allowed")
-    payload = sum(len(buffer) for buffer in buffers)
-    return [PREFIX.pack(MAGIC, VERSION, kind, len(data), payload), data, *buffers]
+    return [*head(kind, header, sum(len(buffer) for buffer in buffers)), *buffers]
 
 
 def _tensor_bytes(name: str, value: Array) -> tuple[str, bytes | memoryview]:

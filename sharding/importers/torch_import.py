@@ -57,7 +57,9 @@ class Tensor(Protocol):
         """The same memory as another type."""
 
 
-_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_WHILE_IMPORTED = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+_UNLESS_SET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""torch warns of hosts whose addresses have no names, in every rank, and before anything else is said."""
 
 
 def load(name: str = "torch") -> ModuleType:
@@ -80,12 +82,14 @@ def alone() -> Iterator[None]:
     if "torch" in sys.modules:
         yield
         return
-    before = os.environ.get(_AUTOLOAD)
-    os.environ[_AUTOLOAD] = "0"
+    ours = {**_WHILE_IMPORTED, **{k: v for k, v in _UNLESS_SET.items() if k not in os.environ}}
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop(_AUTOLOAD, None)
-        else:
-            os.environ[_AUTOLOAD] = before
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

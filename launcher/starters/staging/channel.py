@@ -18,7 +18,7 @@ from launcher.starters import cause
 from launcher.starters.base import Launcher
 from ranks.common.settings import CONTROL, JOB
 from ranks.talk import unix
-from ranks.talk.control import tune_tcp
+from ranks.talk.connect import tune_tcp
 from sharding.common.limits import shortage
 
 _END_SECONDS = 2.0

@@ -143,7 +143,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def _connected(address: str) -> tuple[BinaryIO, BinaryIO]:
-    from ranks.talk.control import open_socket
+    from ranks.talk.connect import open_socket
 
     sock = open_socket(address)
     said = cast("BinaryIO", sock.makefile("wb", buffering=0))

@@ -55,8 +55,8 @@ class Cluster:
                     words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
                 except OSError:
                     continue
-                # Not what starts them, whose command line names the program too.
-                if words.startswith(sys.executable) and "ranks.boot" in words.split()[1:3]:
+                # As soon as they have said hello; not what starts them, whose command line names the program.
+                if words.startswith("shardrun rank "):
                     found[pid] = words
         return found
 

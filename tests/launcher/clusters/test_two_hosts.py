@@ -63,7 +63,7 @@ def test_variables_reach_all_hosts(cluster: Cluster, launcher: str) -> None:
     words = ("--hosts", f"{FIRST},{SECOND}", "--ranks", 3, "--launcher", launcher, "--env", "A")
     done = cluster.run("exec", *words, path, SHARDRUN_TARGET="cpu", A="b")
     assert done.returncode == 0, done.stderr
-    lines = sorted(re.sub(r"^\[rank \d+\] ", "", line) for line in done.stdout.splitlines())
+    lines = sorted(re.sub(r"^\[\d+@\w+\] +", "", line) for line in done.stdout.splitlines())
     if len(os.sched_getaffinity(0)) == 2:
         assert lines == [f"0 3 0 {FIRST} cpu b 1", f"1 3 1 {FIRST} cpu b 1", f"2 3 0 {SECOND} cpu b 2"]
     places = [f"0 3 0 {FIRST} cpu b", f"1 3 1 {FIRST} cpu b", f"2 3 0 {SECOND} cpu b"]
@@ -90,7 +90,8 @@ def test_in_an_allocation_by_name(slurm: Cluster, launcher: str) -> None:
         script(slurm, WHERE), before=IN_TWO_NODES, SHARDRUN_TARGET="cpu",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert f"0 2 0 {FIRST} cpu b" in done.stdout and f"[rank 1] 1 2 0 {SECOND} cpu b" in done.stdout
+    assert f"[0@{FIRST}] 0 2 0 {FIRST} cpu b" in done.stdout
+    assert f"[1@{SECOND}] 1 2 0 {SECOND} cpu b" in done.stdout
 
 
 def test_what_is_not_used_is_said(slurm: Cluster) -> None:

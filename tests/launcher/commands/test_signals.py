@@ -29,7 +29,11 @@ sys.argv = ["shardrun", "cache", "list"]
 {more}
 sys.exit(cli.main())
 """
-SIGNALS = [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
+SIGNALS = [
+    (signal.SIGTERM, 143, "terminated"),
+    (signal.SIGINT, 130, "interrupted"),
+    (signal.SIGHUP, 129, "hung up: its terminal or session was closed"),
+]
 
 
 def ended(place: Path, number: int, body: str, more: str = "") -> subprocess.CompletedProcess[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -51,7 +52,7 @@ def first_cause(script: Script) -> str:
     code, _, errors = script.end()
     assert code == 1, errors
     assert "Traceback" not in errors
-    return next(line for line in errors.splitlines() if not line.startswith("[rank "))
+    return next(line for line in errors.splitlines() if not re.match(r"\[\d+@", line))
 
 
 @pytest.mark.parametrize("mode", ["busy", "later"])
@@ -84,9 +85,11 @@ def test_stopped_rank(run_script: Runner, two_slices: Path, launcher: str) -> No
     code, _, errors = script.end(within=10 + LIMIT)
     assert code == 1
     assert f"Rank 1 is process {stopped} (" in errors
-    assert f"which is stopped (`kill -CONT {stopped}` lets it go on)." in errors
+    assert f"which is stopped by a signal such as SIGSTOP (`kill -CONT {stopped}` lets it go on)." in errors
     said, *rest = errors.splitlines()
-    assert said.startswith(f"waiting for rank 1, at most 10 s: it is process {stopped} ("), errors
+    assert said.startswith(f"waiting for rank 1 on host {HOST}, at most 10 s: it is process {stopped} ("), (
+        errors
+    )
     assert rest[0].startswith(f"error: RankFailedError: rank 0 on host {HOST}: "), errors
     assert "Rank 1 did not come" in errors
 
@@ -99,7 +102,7 @@ def test_ctrl_c(run_script: Runner, two_slices: Path, launcher: str, mode: str) 
     code, _, errors = script.end()
     assert code == -signal.SIGINT  # Python ends itself by the signal: 130 in a shell
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
-    assert not any(line.startswith("[rank ") for line in errors.splitlines())
+    assert not any(re.match(r"\[\d+@", line) for line in errors.splitlines())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -225,7 +228,7 @@ def test_a_rank_fails(run_script: Runner, launcher: str, tmp_path: Path, deed: s
     # Starting is not part of the 5 s, and cannot be told apart here.
     code, _, errors = script.end(within=30)
     assert code == 1
-    own = "\n".join(line for line in errors.splitlines() if not line.startswith("[rank "))
+    own = "\n".join(line for line in errors.splitlines() if not re.match(r"\[\d+@", line))
     assert own.startswith("error: RankFailedError: " + expected.format(host=HOST))
     assert "launcher/" not in own and "ranks/" not in own
 
@@ -281,11 +284,11 @@ def test_ranks_that_succeed(run_script: Runner, launcher: str, tmp_path: Path) -
     code, output, errors = run_script(EXEC, launcher, str(program), "--flag", "a b").end(within=30)
     assert code == 0, errors
     assert sorted(output.splitlines()) == [
+        f"[0@{HOST}] out ['--flag', 'a b']",
+        f"[1@{HOST}] out ['--flag', 'a b']",
         "[]",
-        "[rank 1] out ['--flag', 'a b']",
-        "out ['--flag', 'a b']",
     ]
-    assert sorted(errors.splitlines()) == ["[rank 0] err", "[rank 1] err"]
+    assert sorted(errors.splitlines()) == [f"[0@{HOST}] err", f"[1@{HOST}] err"]
 
 
 def break_missing(folder: Path) -> None:

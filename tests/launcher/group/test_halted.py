@@ -64,14 +64,24 @@ def test_a_request_does_not_wait_for_ever(
             group.predict(slices.feeds(1))
     said = [record.getMessage() for record in caplog.records]
     for rank, pid in zip(ranks, pids, strict=True):
-        (line,) = [line for line in said if line.startswith(f"waiting for rank {rank}, at most 1 s: ")]
-        assert f"process {pid} (" in line and line.endswith(f"is stopped (`kill -CONT {pid}` lets it go on)")
+        (line,) = [
+            line
+            for line in said
+            if line.startswith(f"waiting for rank {rank} on host {os.uname().nodename}, at most 1 s: ")
+        ]
+        assert f"process {pid} (" in line and line.endswith(
+            f"is stopped by a signal such as SIGSTOP (`kill -CONT {pid}` lets it go on)"
+        )
     text = str(caught.value)
     assert text.startswith(
         f"rank {ranks[0]} on host {os.uname().nodename} did not go on within 1 s: it is pro"
     )
     assert f"process {pids[0]} (" in text
-    assert text.endswith(f", which is stopped (`kill -CONT {pids[0]}` lets it go on).")
+    sentence, _, where = text.partition("\n")
+    assert sentence.endswith(
+        f", which is stopped by a signal such as SIGSTOP (`kill -CONT {pids[0]}` lets it go on)."
+    )
+    assert where.startswith(f"Stacks of rank {ranks[0]}:\n") and " in serve" in where, text
     assert wait_until(lambda: not left(mark), 10), left(mark)
 
 
@@ -151,7 +161,8 @@ def test_time_in_which_the_waiting_process_was_stopped_too_does_not_count(
         assert watch.look(peers) is None
         for _ in range(60):
             now += 1.0
-            error = watch.look(peers)
+            if (error := watch.look(peers)) is not None:
+                break
         assert error is not None and error.rank == 0
         monkeypatch.undo()
 
@@ -190,3 +201,18 @@ def test_a_terminal_shows_the_loading_and_a_pipe_does_not(
         assert update is not None
         update(1, 4)
     assert "loading 3 kB" in (shown := capsys.readouterr().err) and "1/4" in shown
+
+
+def test_a_rank_for_which_others_wait_in_vain_is_shown_with_its_stack(tmp_path: Path) -> None:
+    """It gives signs of life; only its code shows why it does not come."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import time\nfrom ranks.run import group\nranks = group.join(timeout=1.0)\n"
+        "def reads_a_slow_disk():\n    time.sleep(60)\n"
+        "if ranks.rank == 1:\n    reads_a_slow_disk()\nranks.barrier()\n"
+    )
+    with pytest.raises(RankFailedError) as caught:
+        run_program(["exec", str(script)], 2, launcher="local", timeout=60)
+    sentence, _, where = str(caught.value).partition("\n")
+    assert "Rank 1 did not come" in sentence
+    assert where.startswith("Stacks of rank 1:\n") and "in reads_a_slow_disk" in where

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 
 import pytest
 
+from launcher.group import logs
+from launcher.group.logs import LogFiles, Shown
 from launcher.group.output import TAIL_LINES, Output, show
 from launcher.starters.base import Ended, Handle, Pipe, StreamName
 
@@ -39,11 +43,14 @@ def printed(
     capsys: pytest.CaptureFixture[str],
     pipes: list[tuple[int | None, StreamName]],
     *written: tuple[int, bytes],
+    shown: Shown | None = None,
+    files: LogFiles | None = None,
 ) -> tuple[str, str, Output, list[Ended]]:
-    """What appears on the two standard streams when these bytes are written to these pipes."""
+    """What appears on the two standard streams when these bytes are written to these pipes, by default of
+    two ranks."""
     ends: list[Ended] = []
     handle = Pipes(*pipes)
-    output = Output(handle, ends.append)
+    output = Output(handle, ends.append, shown or Shown(2, lambda rank: "node"), files)
     for index, data in written:
         os.write(handle.writers[index], data)
     for writer in handle.writers:
@@ -53,8 +60,10 @@ def printed(
     return found.out, found.err, output, ends
 
 
-def test_rank_0_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    out, err, *_ = printed(capsys, [(0, "stdout")], (0, b"a\r50%"), (0, b"\r100%\nno end"))
+def test_a_single_rank_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    out, err, *_ = printed(
+        capsys, [(0, "stdout")], (0, b"a\r50%"), (0, b"\r100%\nno end"), shown=Shown(1, lambda rank: "node")
+    )
     assert out == "a\r50%\r100%\nno end" and err == ""
 
 
@@ -64,14 +73,14 @@ def test_others_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
     out, err, output, _ = printed(
         capsys, pipes, (0, text[:3]), (0, text[3:]), (1, b"one\n\ntwo"), (2, b"x\n")
     )
-    assert out == "[rank 1] grüße\n"
-    assert sorted(err.splitlines()) == sorted(["[rank 1] one", "[rank 1] ", "[rank 1] two", "[rank 0] x"])
+    assert out == "[1@node] grüße\n"
+    assert sorted(err.splitlines()) == sorted(["[1@node] one", "[1@node] ", "[1@node] two", "[0@node] x"])
     assert output.tail(1) == ["one", "", "two"] and output.tail(0) == ["x"] and output.tail(None) == []
 
 
 def test_bytes_that_are_not_text(capsys: pytest.CaptureFixture[str]) -> None:
     out, _, *_ = printed(capsys, [(1, "stdout")], (0, b"\xff\xfe\0\n"))
-    assert out == "[rank 1] ��\0\n"
+    assert out == "[1@node] ��\0\n"
 
 
 def test_only_the_last_lines_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +105,7 @@ def test_several_ranks_through_one_pipe(capsys: pytest.CaptureFixture[str]) -> N
     said = b"0:zero\n1:one\nchatter\nrank 1 was killed\n0:more\n"
     pipes: list[tuple[int | None, StreamName]] = [(None, "stdout"), (None, "stderr")]
     out, err, output, ends = printed(capsys, pipes, (0, said), (1, b"1:wrong\n"))
-    assert out == "zero\n[rank 1] one\nmore\n" and err == "[rank 1] wrong\n"
+    assert out == "[0@node] zero\n[1@node] one\n[0@node] more\n" and err == "[1@node] wrong\n"
     assert ends == [Ended(1, -9)]
     assert output.tail(None) == ["chatter", "rank 1 was killed"] and output.tail(1) == ["wrong"]
 
@@ -106,4 +115,89 @@ def test_a_closed_standard_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -
         pass
     for stream in (closed, None):
         monkeypatch.setattr("sys.stdout", stream)
-        show(0, "stdout", "lost\n")
+        show("stdout", "lost\n")
+
+
+def test_texts_begin_in_one_column(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Shown(12, lambda rank: "a" if rank < 10 else "longer")
+    lines = [shown.line(10, "stdout", "x\n"), shown.line(3, "stderr", "y\n")]
+    assert lines == ["[10@longer] x\n", "[3@a]       y\n"]
+
+
+def test_lines_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Shown(2, lambda rank: f"node{rank}", as_json=True)
+    pipes: list[tuple[int | None, StreamName]] = [(0, "stdout"), (1, "stderr")]
+    out, err, *_ = printed(capsys, pipes, (0, b"a\nb"), (1, b"\xff\n"), shown=shown)
+    said = [json.loads(line) for line in out.splitlines()]
+    assert [(item["rank"], item["host"], item["stream"], item["line"]) for item in said] == [
+        (0, "node0", "stdout", "a"),
+        (0, "node0", "stdout", "b"),
+    ]
+    assert all(isinstance(item["time"], float) for item in said)
+    assert json.loads(err)["line"] == "\ufffd"
+
+
+def test_only_some_ranks_are_shown_and_all_are_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipes: list[tuple[int | None, StreamName]] = [(0, "stdout"), (1, "stderr"), (None, "stderr")]
+    said = (0, b"zero\n"), (1, b"\xff one\nend"), (2, b"launching\n")
+    shown = Shown(2, lambda rank: "node", tee=(0,))
+    out, err, output, _ = printed(capsys, pipes, *said, shown=shown, files=LogFiles(tmp_path))
+    assert (out, err) == ("[0@node] zero\n", "") and output.tail(1) == ["\ufffd one", "end"]
+    written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert written == {
+        "rank_0.log": b"zero\n",
+        "rank_1.log": b"\xff one\nend\n",
+        "launcher.log": b"launching\n",
+    }
+
+
+def test_a_long_file_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "ROTATED_BYTES", 10)
+    files = LogFiles(tmp_path)
+    for number in range(7):
+        assert files.write(0, "stdout", f"no {number}\n") is None
+    files.close()
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert found == {"rank_0.log.1": "no 4\nno 5\n", "rank_0.log": "no 6\n"}
+
+
+OPEN_MPI = """\
+--------------------------------------------------------------------------
+An MPI communication peer process has unexpectedly disconnected.  This
+usually indicates a failure in the peer process
+--------------------------------------------------------------------------
+\0[node1:00000] *** An error occurred in Socket closed
+[node1:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,
+\0
+"""
+MPICH = """\
+Abort(808036879) on node 0 (rank 0 in comm 0): Fatal error in internal_Recv: Other MPI error, error stack:
+internal_Recv(127).............: MPI_Recv(buf=0x7f, count=1) failed
+"""
+OWN = """\
+--------------------------------------------------------------------------
+results of epoch 3
+--------------------------------------------------------------------------
+[node1:12] loaded
+Aborting the second try
+"""
+
+
+@pytest.mark.parametrize("said", [OPEN_MPI, MPICH])
+def test_what_an_mpi_says_of_lost_ranks_is_kept_and_not_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, said: str
+) -> None:
+    """It would stand before the first cause. It is the end of what the rank wrote, and in its file."""
+    _, err, output, _ = printed(capsys, [(0, "stderr")], (0, said.encode()), files=LogFiles(tmp_path))
+    assert err == "" and output.tail(0) == said.splitlines()
+    assert (tmp_path / "rank_0.log").read_text() == said
+
+
+def test_what_only_looks_like_it_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where a rule is never followed by a second one."""
+    rule = OWN.splitlines()[0]
+    text = f"{OWN}{rule}\nMy report\n"
+    _, err, *_ = printed(capsys, [(1, "stderr")], (0, text.encode()))
+    assert err.splitlines() == [f"[1@node] {line}" for line in text.splitlines()]

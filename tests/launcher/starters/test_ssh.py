@@ -61,10 +61,11 @@ def test_what_each_rank_is_told(said: Path, tmp_path: Path, capfd: pytest.Captur
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SHARDRUN_COLLECTIVES", "A")
     run(f"print(*(os.environ[name] for name in {names}), os.getcwd())", A="x y")
     lines = sorted(capfd.readouterr().out.splitlines())
+    host = os.uname().nodename
     assert lines == [
-        f"0 3 0 1 auto x y {tmp_path}",
-        f"[rank 1] 1 3 0 2 auto x y {tmp_path}",
-        f"[rank 2] 2 3 1 2 auto x y {tmp_path}",
+        f"[0@{host}] 0 3 0 1 auto x y {tmp_path}",
+        f"[1@{host}] 1 3 0 2 auto x y {tmp_path}",
+        f"[2@{host}] 2 3 1 2 auto x y {tmp_path}",
     ]
     words = said.read_text()
     assert words.count("launcher.starters.agent") == 1 and "BatchMode=yes" in words
@@ -91,7 +92,7 @@ def test_what_a_rank_wrote_last_is_shown(said: Path, capfd: pytest.CaptureFixtur
     with pytest.raises(RankFailedError, match=r"was killed by SIGKILL(.|\n)*Its last lines:\n  last"):
         run("if rank == 2:\n  sys.stderr.write('last'); sys.stderr.flush(); os.kill(os.getpid(), 9)\n"
             f"time.sleep({SECONDS})")  # fmt: skip
-    assert "[rank 2] last\n" in capfd.readouterr().err
+    assert f"[2@{os.uname().nodename}] last\n" in capfd.readouterr().err
 
 
 def test_a_host_that_cannot_be_reached(said: Path) -> None:

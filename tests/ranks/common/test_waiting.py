@@ -105,7 +105,7 @@ def test_a_stopped_holder_is_named(
     with held(path) as pid, caplog.at_level(logging.WARNING), pytest.raises(HeldError) as raised:
         wait()
     told = f"process {pid} ({sys.executable} -c"
-    stopped = f"which is stopped (`kill -CONT {pid}` lets it go on)"
+    stopped = f"which is stopped by a signal such as SIGSTOP (`kill -CONT {pid}` lets it go on)"
     for text in (str(raised.value), *(record.getMessage() for record in caplog.records)):
         assert told in text and stopped in text and str(path) in text
     assert [record.getMessage().split(" ", 2)[:2] for record in caplog.records] == [["waiting", "for"]]

@@ -24,7 +24,8 @@ from launcher.group.control import Listener, Peer
 from launcher.group.lobby import MOST, MOST_OF_ONE, Lobby
 from ranks.errors import PeerLostError
 from ranks.talk import wire
-from ranks.talk.control import EXIT_ORPHANED, Control, ControlError, open_socket
+from ranks.talk.connect import EXIT_ORPHANED, ControlError, open_socket
+from ranks.talk.control import Control
 from ranks.talk.stream import Stream
 from ranks.talk.wire import Kind, Message
 
@@ -33,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 SILENT = """
 import socket, sys
-from ranks.talk.control import open_socket
+from ranks.talk.connect import open_socket
 held = [open_socket(sys.argv[1]) for _ in range(int(sys.argv[2]))]
 print("connected", flush=True)
 sys.stdin.read()

@@ -1,0 +1,159 @@
+"""How lines of ranks are shown, and the folder of a job's logs: a file for each rank, what the job is, and
+its plan."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from launcher.job.logs import without_secrets, word_without_secret
+
+if TYPE_CHECKING:
+    from launcher.group.watch import Job
+    from launcher.job.logs import Logs
+    from launcher.job.rank_table import RankTable
+    from launcher.starters.base import StreamName
+
+ROTATED_BYTES = 64 << 20
+"""A rank's file is renamed when it has so many bytes; with the one before it is all that is kept."""
+
+
+class Shown:
+    """How lines are shown. ``size``: how many ranks there are; a single one's lines have no mark."""
+
+    def __init__(
+        self,
+        size: int = 1,
+        host: Callable[[int], str] | None = None,
+        tee: Collection[int] | None = None,
+        *,
+        as_json: bool = False,
+    ) -> None:
+        """``tee``: the ranks whose lines are shown; None for all."""
+        self._size, self._host, self._tee, self._json = size, host or (lambda rank: ""), tee, as_json
+        self._width = 0
+
+    def shows(self, rank: int) -> bool:
+        """Whether lines of a rank are shown."""
+        return self._tee is None or rank in self._tee
+
+    @property
+    def bare(self) -> bool:
+        """Whether standard output is shown as it comes, a single rank's."""
+        return self._size == 1 and not self._json
+
+    def line(self, rank: int, name: StreamName, text: str) -> str:
+        """A line as it is shown, with its end."""
+        if self._json:
+            return json.dumps(record(rank, self._host(rank), name, text)) + "\n"
+        if self.bare and name == "stdout":
+            return text
+        if self._size > 1:
+            mark = f"[{rank}@{self._host(rank)}]"
+            self._width = max(self._width, len(mark))
+            text = f"{mark:<{self._width}} {text}"
+        return text if text.endswith("\n") else text + "\n"
+
+
+def record(rank: int | None, host: str, name: StreamName, text: str) -> dict[str, object]:
+    """A line as JSON."""
+    return {
+        "time": round(time.time(), 3),
+        "rank": rank,
+        "host": host,
+        "stream": name,
+        "line": text.rstrip("\r\n"),
+    }
+
+
+class LogFiles:
+    """The files of a log folder, each opened when its first line comes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[int | None, tuple[BinaryIO, int]] = {}
+
+    def write(self, rank: int | None, name: StreamName, text: str) -> OSError | None:
+        """Writes a line of a rank, or of the program that started them; gives the error that prevented it."""
+        data = text.encode("utf-8", "surrogateescape")
+        if not data.endswith(b"\n"):
+            data += b"\n"
+        try:
+            stream, size = self._open.get(rank) or (self._path(rank).open("ab"), 0)
+            if size + len(data) > ROTATED_BYTES and size:
+                stream.close()
+                path = self._path(rank)
+                path.replace(path.with_name(f"{path.name}.1"))
+                stream, size = path.open("ab"), 0
+            stream.write(data)
+            stream.flush()
+        except OSError as error:
+            return error
+        self._open[rank] = stream, size + len(data)
+        return None
+
+    def describe(
+        self, job: Job, program: Sequence[str], environment: Mapping[str, str], table: RankTable | None
+    ) -> None:
+        """Writes ``job.json``, what the job is, and ``plan.json``, the manifest of the slices that it serves.
+        Raises `OSError`."""
+        for rank in range(job.world_size):
+            self._path(rank).touch()
+        here = os.uname().nodename
+        told = {
+            "job": job.name,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": [word_without_secret(word) for word in sys.argv],
+            "launcher": job.launcher_name,
+            "hosts": [device.host for device in table.devices] if table else [here] * job.world_size,
+            "program": list(program),
+            "python": sys.version.split()[0],
+            "versions": _versions(),
+            "environment": without_secrets({**os.environ, **environment}),
+        }
+        (self._folder / "job.json").write_text(json.dumps(told, indent=1) + "\n")
+        if program[0] == "serve" and (manifest := Path(program[1], "manifest.json")).is_file():
+            shutil.copyfile(manifest, self._folder / "plan.json")
+
+    def _path(self, rank: int | None) -> Path:
+        return self._folder / ("launcher.log" if rank is None else f"rank_{rank}.log")
+
+    def close(self) -> None:
+        """Closes the files."""
+        for stream, _ in self._open.values():
+            stream.close()
+        self._open.clear()
+
+
+def opened(
+    logs: Logs | None,
+    job: Job,
+    program: Sequence[str],
+    environment: Mapping[str, str],
+    table: RankTable | None,
+) -> tuple[Shown, LogFiles | None]:
+    """How lines of a job's ranks are shown, and the files into which they go. Raises `OSError`."""
+    if logs is None:
+        return Shown(job.world_size, job.host), None
+    shown = Shown(job.world_size, job.host, logs.tee, as_json=logs.log_json)
+    if logs.log_dir is None:
+        return shown, None
+    files = LogFiles(logs.log_dir)
+    files.describe(job, program, environment, table)
+    return shown, files
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("shardrun", "onnxruntime", "onnxruntime-gpu", "onnx", "numpy", "torch", "mpi4py"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

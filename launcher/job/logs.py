@@ -1,0 +1,79 @@
+"""What is said of the lines that ranks print: where they go, and which are shown."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import ConfigError
+from ranks.common.ranges import in_ranges, parse_ranges
+from ranks.common.settings import JOB
+from sharding.common.storage import why_unwritable
+from sharding.common.text import counted, shortened
+
+_SECRET = re.compile(
+    r"KEY|SECRET|TOKEN|PASS|PWD$|CREDENTIAL|AUTH|PRIVATE|COOKIE|SIGNATURE|SESSION|DSN|CONNECTION_STRING",
+    re.IGNORECASE,
+)
+_USER_IN_ADDRESS = re.compile(r"(://)[^/@\s]+@")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logs:
+    """The options of a job that say it: see `launcher.job.options.Options`."""
+
+    log_dir: Path | None = None
+    tee: tuple[int, ...] | None = None
+    log_json: bool = False
+
+    def check(self, size: int) -> None:
+        """Raises `ConfigError` for a folder that cannot be the log folder of one job, and for ranks that are
+        not among ``size``."""
+        if self.tee and (far := [rank for rank in self.tee if rank >= size]):
+            raise ConfigError(
+                f"--tee {in_ranges(self.tee)}: expected ranks from 0 to {size - 1}, found {far[0]}: there "
+                f"{'is' if size == 1 else 'are'} {counted(size, 'rank')}"
+            )
+        if self.log_dir is None:
+            return
+        where = f"--log-dir {self.log_dir}"
+        try:
+            self.log_dir.mkdir(parents=True, exist_ok=True)
+            if any(self.log_dir.iterdir()):
+                raise ConfigError(
+                    f"{where}: expected a new or empty folder, found one with files in it: name another one "
+                    "for each job"
+                )
+            if not os.access(self.log_dir, os.W_OK | os.X_OK):
+                raise ConfigError(f"{where}: this process may not write there: name another folder")
+        except OSError as problem:
+            raise ConfigError(f"{where}: cannot write there: {why_unwritable(problem)}") from None
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """The ranks of a list such as 0,3 or 0-7. Raises `ConfigError`."""
+    found = parse_ranges(text)
+    if found is None:
+        raise ConfigError(f"expected ranks such as 0,3 or 0-7, found {shortened(text, 80)!r}")
+    return tuple(found)
+
+
+def word_without_secret(word: str) -> str:
+    """A word of a command line, such as ``NAME=VALUE`` of ``--env``, in the same way."""
+    names, equals, _ = word.rpartition("=")
+    if equals and _SECRET.search(names):
+        return f"{names}=(left out)"
+    return _USER_IN_ADDRESS.sub(r"\1...@", word)
+
+
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables, in order; of those whose names speak of secrets only the name, and no user in an
+    address."""
+    shown = {}
+    for name in sorted(environ):
+        secret = name == JOB.name or _SECRET.search(name)
+        shown[name] = "(left out)" if secret else _USER_IN_ADDRESS.sub(r"\1...@", environ[name])
+    return shown

