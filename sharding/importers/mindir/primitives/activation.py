@@ -15,6 +15,7 @@ from sharding.importers.mindir.primitives.base import (
     table,
 )
 from sharding.importers.mindir.primitives.operands import (
+    Formula,
     axes_of,
     behind,
     computable,
@@ -32,18 +33,14 @@ from sharding.importers.mindir.primitives.operands import (
 GELU_SINCE = 20
 """The version of ONNX's operators that has this one."""
 APPROXIMATE = ("none", "tanh")
+_RELU6 = {"alpha": 1 / 6, "beta": 0.5}
+"""Of a HardSigmoid: relu6(x + 3) / 6."""
 
 
-@primitive("ReLU", "ReLUV3")
-def relu(b: Builder, x: Value) -> Value:
-    """max(x, 0)"""
-    return b.op("Relu", [computable(b, x)])
-
-
-@primitive("ReLU6")
-def relu6(b: Builder, x: Value) -> Value:
-    """Between 0 and 6."""
-    return _clip(b, x, 0.0, 6.0)
+@primitive("ReLU", "ReLUV3", "ReLU6")
+def relu(b: Builder, node: Node, x: Value) -> Value:
+    """max(x, 0), of ReLU6 at most 6."""
+    return _clip(b, x, 0.0, 6.0) if node.op_type == "ReLU6" else b.op("Relu", [computable(b, x)])
 
 
 def _clip(b: Builder, x: Value, low: float, high: float) -> Value:
@@ -57,27 +54,25 @@ def hardtanh(b: Builder, x: Value, *, min_val: Operand = -1, max_val: Operand = 
     return _clip(b, x, number(min_val, "min_val"), number(max_val, "max_val"))
 
 
-_FUNCTIONS: dict[str | tuple[str, ...], tuple[str, dict[str, float]]] = {
-    "Sigmoid": ("Sigmoid", {}),  # 1 / (1 + exp(-x))
-    "Softsign": ("Softsign", {}),  # x / (1 + |x|)
-    "HSigmoid": ("HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}),  # relu6(x + 3) / 6
-    # The scaled ELU, with the constants of G. Klambauer et al., Self-Normalizing Neural Networks (2017).
-    ("SeLU", "SeLUExt"): ("Selu", {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}),
+_FORMULAS: dict[str | tuple[str, ...], Formula] = {
+    "Sigmoid": lambda b, x: b.op("Sigmoid", [x]),
+    "Softsign": lambda b, x: b.op("Softsign", [x]),
+    "HSigmoid": lambda b, x: b.op("HardSigmoid", [x], _RELU6),
+    "HSwish": lambda b, x: b.op("Mul", [x, b.op("HardSigmoid", [x], _RELU6)]),
+    # With the constants of G. Klambauer et al., Self-Normalizing Neural Networks (2017).
+    ("SeLU", "SeLUExt"): lambda b, x: b.op(
+        "Selu", [x], {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}
+    ),
+    # x / (1 + exp(-1.702 |x|)) exp(0.851 (x - |x|)), which is x sigmoid(1.702 x)
+    "FastGeLU": lambda b, x: b.op("Mul", [x, b.op("Sigmoid", [b.op("Mul", [x, scalar(b, 1.702, x)])])]),
+    ("Mish", "MishExt"): lambda b, x: b.op("Mul", [x, b.op("Tanh", [b.op("Softplus", [x])])]),
 }
-"""ONNX's operators and their attributes."""
 
 
-@table(_FUNCTIONS)
-def function(row: tuple[str, dict[str, float]], b: Builder, x: Value) -> Value:
-    """ONNX's operator of floating-point numbers."""
-    return b.op(row[0], [floating(b, x)], row[1])
-
-
-@primitive("HSwish")
-def hard_swish(b: Builder, x: Value) -> Value:
-    """x relu6(x + 3) / 6"""
-    wide = floating(b, x)
-    return b.op("Mul", [wide, b.op("HardSigmoid", [wide], {"alpha": 1 / 6, "beta": 0.5})])
+@table(_FORMULAS)
+def of_float(formula: Formula, b: Builder, x: Value) -> Value:
+    """A formula of floating-point numbers."""
+    return formula(b, floating(b, x))
 
 
 @primitive("SiLU")
@@ -110,13 +105,6 @@ def gelu_ext(b: Builder, x: Value, *, approximate: Operand = "none") -> Value:
     part = b.op("Erf", [b.op("Div", [wide, scalar(b, np.sqrt(2), wide)])])
     product = b.op("Mul", [wide, b.op("Add", [part, scalar(b, 1, wide)])])
     return b.op("Mul", [product, scalar(b, 0.5, wide)])
-
-
-@primitive("FastGeLU")
-def fast_gelu(b: Builder, x: Value) -> Value:
-    """x / (1 + exp(-1.702 |x|)) exp(0.851 (x - |x|)), which is x sigmoid(1.702 x)."""
-    wide = floating(b, x)
-    return b.op("Mul", [wide, b.op("Sigmoid", [b.op("Mul", [wide, scalar(b, 1.702, wide)])])])
 
 
 def _halves(b: Builder, x: Value, axis: Operand) -> list[Value]:
@@ -201,13 +189,6 @@ def log_sigmoid(b: Builder, node: Node, x: Value) -> Operand:
     wide = floating(b, x)
     found = b.op("Neg", [b.op("Softplus", [b.op("Neg", [wide])])])
     return (found,) if len(node.result_types) > 1 else found
-
-
-@primitive("Mish", "MishExt")
-def mish(b: Builder, x: Value) -> Value:
-    """x tanh(log(1 + exp(x)))"""
-    wide = floating(b, x)
-    return b.op("Mul", [wide, b.op("Tanh", [b.op("Softplus", [wide])])])
 
 
 @table(alike("Softmax", "LogSoftmax"))

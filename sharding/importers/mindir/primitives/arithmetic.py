@@ -143,20 +143,13 @@ def div_no_nan(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     return b.op("Where", [zero, scalar(b, 0, first), b.op("Div", [first, safe])])
 
 
-@primitive("MulNoNan")
-def mul_no_nan(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
-    """A product that is 0 where the second factor is, whatever the first."""
-    first, second = common(b, node, x, y)
-    zero = b.op("Equal", [second, scalar(b, 0, second)])
-    return b.op("Where", [zero, scalar(b, 0, first), b.op("Mul", [first, second])])
-
-
-@primitive("Xdivy")
-def xdivy(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
-    """x / y, 0 where x is."""
-    first, second = common(b, node, x, y)
-    zero = b.op("Equal", [first, scalar(b, 0, first)])
-    return b.op("Where", [zero, scalar(b, 0, first), b.op("Div", [first, second])])
+@table({"MulNoNan": (1, "Mul"), "Xdivy": (0, "Div")})
+def zero_where(row: tuple[int, str], b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """x y, which is 0 where y is, or x / y, which is 0 where x is, whatever the other."""
+    place, op_type = row
+    pair = common(b, node, x, y)
+    zero = b.op("Equal", [pair[place], scalar(b, 0, pair[place])])
+    return b.op("Where", [zero, scalar(b, 0, pair[0]), b.op(op_type, pair)])
 
 
 @primitive("Xlogy", "XLogYScalarOther", "XLogYScalarSelf")

@@ -9,6 +9,7 @@ from sharding.importers.mindir.primitives.arithmetic import binary, truncated
 from sharding.importers.mindir.primitives.base import Node, Operand, Value, alike, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
+    Formula,
     computable,
     element_type,
     floating,
@@ -27,6 +28,34 @@ from sharding.importers.mindir.primitives.operands import (
 def of_floats(op_type: str, b: Builder, x: Value) -> Value:
     """ONNX's function of floating-point numbers; integers become float32."""
     return b.op(op_type, [floating(b, x)])
+
+
+_FORMULAS: dict[str, Formula] = {
+    "Rsqrt": lambda b, x: b.op("Reciprocal", [b.op("Sqrt", [x])]),
+    "Exp2": lambda b, x: b.op("Pow", [scalar(b, 2, x), x]),
+    "Log2": lambda b, x: b.op("Mul", [b.op("Log", [x]), scalar(b, 1 / np.log(2), x)]),
+    "Log10": lambda b, x: b.op("Mul", [b.op("Log", [x]), scalar(b, 1 / np.log(10), x)]),
+    "IsNan": lambda b, x: b.op("IsNaN", [x]),
+    "IsNegInf": lambda b, x: b.op("Equal", [x, scalar(b, -np.inf, x)]),
+}
+
+
+@table(_FORMULAS)
+def of_float(formula: Formula, b: Builder, x: Value) -> Value:
+    """A formula of floating-point numbers."""
+    return formula(b, floating(b, x))
+
+
+_OF_NUMBERS: dict[str, Formula] = {
+    "Square": lambda b, x: b.op("Mul", [x, x]),
+    "Frac": lambda b, x: b.op("Sub", [x, truncated(b, x)]),
+}
+
+
+@table(_OF_NUMBERS)
+def of_number(formula: Formula, b: Builder, x: Value) -> Value:
+    """A formula of integers too."""
+    return formula(b, computable(b, x))
 
 
 @table(alike("Abs", "Neg", "Sign"))
@@ -54,19 +83,6 @@ def identity_n(b: Builder, x: Operand) -> Operand:
     return x
 
 
-@primitive("Rsqrt")
-def rsqrt(b: Builder, x: Value) -> Value:
-    """1 / sqrt(x)"""
-    return b.op("Reciprocal", [b.op("Sqrt", [floating(b, x)])])
-
-
-@primitive("Square")
-def square(b: Builder, x: Value) -> Value:
-    """x x"""
-    wide = computable(b, x)
-    return b.op("Mul", [wide, wide])
-
-
 @primitive("Expm1")
 def expm1(b: Builder, x: Value) -> Value:
     """exp(x) - 1; for small x as 2 sinh(x/2) exp(x/2), which keeps their digits."""
@@ -91,20 +107,6 @@ def log1p(b: Builder, x: Value) -> Value:
     corrected = b.op("Mul", [b.op("Log", [raised]), b.op("Div", [wide, divisor])])
     plain = b.op("Where", [nothing, wide, b.op("Log", [raised])])
     return b.op("Where", [far, plain, corrected])
-
-
-@table({"Log2": 2, "Log10": 10})
-def scaled_log(base: float, b: Builder, x: Value) -> Value:
-    """The logarithm to a base."""
-    found = b.op("Log", [floating(b, x)])
-    return b.op("Mul", [found, scalar(b, 1 / np.log(base), found)])
-
-
-@primitive("Exp2")
-def exp2(b: Builder, x: Value) -> Value:
-    """2 to the power of x"""
-    wide = floating(b, x)
-    return b.op("Pow", [scalar(b, 2, wide), wide])
 
 
 @primitive("Erfc")
@@ -153,31 +155,11 @@ def trunc(b: Builder, x: Value) -> Value:
     return truncated(b, computable(b, x)) if is_float(x.dtype) else x
 
 
-@primitive("Frac")
-def frac(b: Builder, x: Value) -> Value:
-    """The fraction, with the number's sign."""
-    wide = computable(b, x)
-    return b.op("Sub", [wide, truncated(b, wide)])
-
-
-@primitive("IsNan")
-def is_nan(b: Builder, x: Value) -> Value:
-    """Where it is no number."""
-    return b.op("IsNaN", [floating(b, x)])
-
-
 @primitive("IsInf")
 def is_inf(b: Builder, x: Value) -> Value:
     """Where it is infinite."""
     wide = floating(b, x)
     return b.op("Equal", [b.op("Abs", [wide]), scalar(b, np.inf, wide)])
-
-
-@primitive("IsNegInf")
-def is_neg_inf(b: Builder, x: Value) -> Value:
-    """Where it is minus infinity."""
-    wide = floating(b, x)
-    return b.op("Equal", [wide, scalar(b, -np.inf, wide)])
 
 
 @primitive("IsFinite")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Union
 
@@ -17,6 +17,9 @@ FLOAT32 = np.dtype(np.float32)
 INT32 = np.dtype(np.int32)
 INT64 = np.dtype(np.int64)
 BOOL = np.dtype(np.bool_)
+
+Formula = Callable[[Builder, Value], Value]
+"""A row of a table: what a tensor becomes, once it is in a type to compute in."""
 
 
 def is_float(dtype: DType) -> bool:
