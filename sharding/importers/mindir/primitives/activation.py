@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import (
     Node,
     Operand,
@@ -15,18 +14,12 @@ from sharding.importers.mindir.primitives.base import (
     table,
 )
 from sharding.importers.mindir.primitives.operands import (
+    Builder,
     Formula,
-    axes_of,
-    behind,
-    computable,
     element_type,
-    floating,
-    integer,
     joined_length,
     known_rank,
     number,
-    promoted,
-    scalar,
     text,
 )
 
@@ -40,12 +33,12 @@ _RELU6 = {"alpha": 1 / 6, "beta": 0.5}
 @primitive("ReLU", "ReLUV3", "ReLU6")
 def relu(b: Builder, node: Node, x: Value) -> Value:
     """max(x, 0), of ReLU6 at most 6."""
-    return _clip(b, x, 0.0, 6.0) if node.op_type == "ReLU6" else b.op("Relu", [computable(b, x)])
+    return _clip(b, x, 0.0, 6.0) if node.op_type == "ReLU6" else b.op("Relu", [b.computable(x)])
 
 
 def _clip(b: Builder, x: Value, low: float, high: float) -> Value:
-    wide = computable(b, x)
-    return b.op("Clip", [wide, scalar(b, low, wide), scalar(b, high, wide)])
+    wide = b.computable(x)
+    return b.op("Clip", [wide, b.scalar(low, wide), b.scalar(high, wide)])
 
 
 @primitive("Hardtanh")
@@ -64,7 +57,7 @@ _FORMULAS: dict[str | tuple[str, ...], Formula] = {
         "Selu", [x], {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}
     ),
     # x / (1 + exp(-1.702 |x|)) exp(0.851 (x - |x|)), which is x sigmoid(1.702 x)
-    "FastGeLU": lambda b, x: b.op("Mul", [x, b.op("Sigmoid", [b.op("Mul", [x, scalar(b, 1.702, x)])])]),
+    "FastGeLU": lambda b, x: b.op("Mul", [x, b.op("Sigmoid", [b.op("Mul", [x, b.scalar(1.702, x)])])]),
     ("Mish", "MishExt"): lambda b, x: b.op("Mul", [x, b.op("Tanh", [b.op("Softplus", [x])])]),
 }
 
@@ -72,26 +65,26 @@ _FORMULAS: dict[str | tuple[str, ...], Formula] = {
 @table(_FORMULAS)
 def of_float(formula: Formula, b: Builder, x: Value) -> Value:
     """A formula of floating-point numbers."""
-    return formula(b, floating(b, x))
+    return formula(b, b.floating(x))
 
 
 @primitive("SiLU")
 def silu(b: Builder, x: Value) -> Value:
     """x sigmoid(x)"""
-    wide = floating(b, x)
+    wide = b.floating(x)
     return b.op("Mul", [wide, b.op("Sigmoid", [wide])])
 
 
 @primitive("GeLU")
 def gelu(b: Builder, x: Value) -> Value:
     """The tanh form."""
-    wide = floating(b, x)
+    wide = b.floating(x)
     if b.opset >= GELU_SINCE:
         return b.op("Gelu", [wide], {"approximate": "tanh"})
-    cube = b.op("Mul", [b.op("Mul", [b.op("Mul", [wide, wide]), wide]), scalar(b, 0.044715, wide)])
-    inner = b.op("Mul", [b.op("Add", [wide, cube]), scalar(b, np.sqrt(2 / np.pi), wide)])
-    raised = b.op("Add", [b.op("Tanh", [inner]), scalar(b, 1, wide)])
-    return b.op("Mul", [b.op("Mul", [wide, scalar(b, 0.5, wide)]), raised])
+    cube = b.op("Mul", [b.op("Mul", [b.op("Mul", [wide, wide]), wide]), b.scalar(0.044715, wide)])
+    inner = b.op("Mul", [b.op("Add", [wide, cube]), b.scalar(np.sqrt(2 / np.pi), wide)])
+    raised = b.op("Add", [b.op("Tanh", [inner]), b.scalar(1, wide)])
+    return b.op("Mul", [b.op("Mul", [wide, b.scalar(0.5, wide)]), raised])
 
 
 @primitive("GeluExt", "NpuGelu")
@@ -99,17 +92,17 @@ def gelu_ext(b: Builder, x: Value, *, approximate: Operand = "none") -> Value:
     """x times the normal distribution's integral up to x, by erf or by tanh."""
     if text(approximate, "approximate", APPROXIMATE) == "tanh":
         return gelu(b, x)
-    wide = floating(b, x)
+    wide = b.floating(x)
     if b.opset >= GELU_SINCE:
         return b.op("Gelu", [wide])
-    part = b.op("Erf", [b.op("Div", [wide, scalar(b, np.sqrt(2), wide)])])
-    product = b.op("Mul", [wide, b.op("Add", [part, scalar(b, 1, wide)])])
-    return b.op("Mul", [product, scalar(b, 0.5, wide)])
+    part = b.op("Erf", [b.op("Div", [wide, b.scalar(np.sqrt(2), wide)])])
+    product = b.op("Mul", [wide, b.op("Add", [part, b.scalar(1, wide)])])
+    return b.op("Mul", [product, b.scalar(0.5, wide)])
 
 
 def _halves(b: Builder, x: Value, axis: Operand) -> list[Value]:
-    place = integer(b, axis, "axis")
-    return b.ops("Split", [floating(b, x)], {"axis": place, "num_outputs": 2}, outputs=2)
+    place = b.integer(axis, "axis")
+    return b.ops("Split", [b.floating(x)], {"axis": place, "num_outputs": 2}, outputs=2)
 
 
 @primitive("GLU")
@@ -129,7 +122,7 @@ def swiglu(b: Builder, x: Value, *, dim: Operand = -1) -> Value:
 @primitive("Elu", "EluExt")
 def elu(b: Builder, x: Value, *, alpha: Operand = 1.0) -> Value:
     """x, below 0 alpha (exp(x) - 1)."""
-    return b.op("Elu", [floating(b, x)], {"alpha": float(number(alpha, "alpha"))})
+    return b.op("Elu", [b.floating(x)], {"alpha": float(number(alpha, "alpha"))})
 
 
 @primitive("CeLU")
@@ -141,52 +134,52 @@ def celu(b: Builder, x: Value, *, alpha: Operand = 1.0) -> Value:
 @primitive("PReLU")
 def prelu(b: Builder, x: Value, slope: Value) -> Value:
     """x, below 0 times a slope: one, or one for each place along axis 1."""
-    wide, slopes = (computable(b, item) for item in promoted(b, x, slope))
+    wide, slopes = (b.computable(item) for item in b.promoted(x, slope))
     if slopes.rank in {None, 1} and slopes.shape != (1,) and (wide.rank is None or wide.rank > 2):
-        slopes = behind(b, wide, slopes, 1)
+        slopes = b.behind(wide, slopes, 1)
     return b.op("PRelu", [wide, slopes])
 
 
 @primitive("LeakyReLUExt", "LeakyReLU")
 def leaky_relu(b: Builder, x: Value, *, negative_slope: Operand = 0.01) -> Value:
     """x, below 0 times a slope."""
-    return b.op("LeakyRelu", [floating(b, x)], {"alpha": float(number(negative_slope, "negative_slope"))})
+    return b.op("LeakyRelu", [b.floating(x)], {"alpha": float(number(negative_slope, "negative_slope"))})
 
 
 @primitive("Softplus", "SoftplusExt")
 def softplus(b: Builder, node: Node, x: Value, *, beta: Operand = 1, threshold: Operand = None) -> Value:
     """log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold."""
-    wide = floating(b, x)
+    wide = b.floating(x)
     scale = number(beta, "beta")
-    inner = b.op("Mul", [wide, scalar(b, scale, wide)]) if scale != 1 else wide
+    inner = b.op("Mul", [wide, b.scalar(scale, wide)]) if scale != 1 else wide
     found = b.op("Softplus", [inner])
     if scale != 1:
-        found = b.op("Div", [found, scalar(b, scale, wide)])
+        found = b.op("Div", [found, b.scalar(scale, wide)])
     limit = 20 if threshold is None and node.op_type == "SoftplusExt" else threshold
     if limit is None:
         return found
-    return b.op("Where", [b.op("Greater", [inner, scalar(b, number(limit, "threshold"), wide)]), wide, found])
+    return b.op("Where", [b.op("Greater", [inner, b.scalar(number(limit, "threshold"), wide)]), wide, found])
 
 
 @table({"SoftShrink": True, "HShrink": False})
 def shrink(soft: bool, b: Builder, x: Value, *, lambd: Operand = 0.5) -> Value:
     """0 where |x| is at most lambd; else x, of the soft one nearer to 0 by lambd."""
     margin = float(number(lambd, "lambd"))
-    return b.op("Shrink", [floating(b, x)], {"lambd": margin, "bias": margin if soft else 0.0})
+    return b.op("Shrink", [b.floating(x)], {"lambd": margin, "bias": margin if soft else 0.0})
 
 
 @primitive("Threshold")
 def threshold_(b: Builder, x: Value, *, threshold: Operand = 0, value: Operand = 0) -> Value:
     """x where it is above a threshold, else a value."""
-    wide = computable(b, x)
-    above = b.op("Greater", [wide, scalar(b, number(threshold, "threshold"), wide)])
-    return b.op("Where", [above, wide, scalar(b, number(value, "value"), wide)])
+    wide = b.computable(x)
+    above = b.op("Greater", [wide, b.scalar(number(threshold, "threshold"), wide)])
+    return b.op("Where", [above, wide, b.scalar(number(value, "value"), wide)])
 
 
 @primitive("LogSigmoid")
 def log_sigmoid(b: Builder, node: Node, x: Value) -> Operand:
     """log(1 / (1 + exp(-x))); a second result, if there is one, is for the gradient alone."""
-    wide = floating(b, x)
+    wide = b.floating(x)
     found = b.op("Neg", [b.op("Softplus", [b.op("Neg", [wide])])])
     return (found,) if len(node.result_types) > 1 else found
 
@@ -194,8 +187,8 @@ def log_sigmoid(b: Builder, node: Node, x: Value) -> Operand:
 @table(alike("Softmax", "LogSoftmax"))
 def softmax(op_type: str, b: Builder, x: Value, *, axis: Operand = -1) -> Value:
     """exp(x) / sum of exp(x), or its logarithm, along one axis or, flattened, along several neighbours."""
-    wide = floating(b, x)
-    axes = axes_of(b, axis, wide)
+    wide = b.floating(x)
+    axes = b.axes_of(axis, wide)
     if wide.rank == 0:
         return b.reshape(b.op(op_type, [b.reshape(wide, (1,))], {"axis": 0}), ())
     if axes is None or isinstance(axes, Value):
