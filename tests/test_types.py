@@ -52,7 +52,7 @@ BORDER = {
         launcher.inspection.model_summary launcher.inspection.rank_models""",
     "whatever a user gives is checked here, with mindspore_lite's words": """
         ranks.lite.arguments ranks.lite.evaluated ranks.lite.model ranks.lite.options.check
-        ranks.lite.options.conversion_options ranks.lite.options.legacy_device
+        ranks.lite.options.legacy_device
         ranks.lite.options.share_options ranks.lite.shared""",
     "a module gives names that it loads when they are asked for": """
         ranks ranks.compat launcher""",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from ranks.common.notice import warn_user
 from ranks.devices.providers import CPU
@@ -21,9 +20,6 @@ from ranks.lite.options.errors import as_runtime_error, runtime_error
 from ranks.lite.options.types import ModelType
 from ranks.models.imported import naming
 from sharding.common.encryption import ENCRYPTED
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["ModelGroup", "ModelGroupFlag"]
 

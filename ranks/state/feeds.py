@@ -37,43 +37,28 @@ def _positions(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
     return spread(spec, np.broadcast_to(line, (batch, count)))
 
 
-def _count(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
-    return np.full([1] * len(spec.shape), count, spec.dtype)
-
-
 def _types(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
     return np.zeros((batch, count), spec.dtype)
 
 
-def _past(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
-    return np.full([1] * len(spec.shape), past, spec.dtype)
-
-
-def _total(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
-    return np.full([1] * len(spec.shape), past + count, spec.dtype)
-
-
-def _has_past(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
-    return np.full([1] * len(spec.shape), past > 0, spec.dtype)
-
-
-def _every(spec: TensorSpec, batch: int, past: int, count: int) -> Array:
-    return np.zeros([1] * len(spec.shape), spec.dtype)
+def _number(of: Callable[[int, int], int]) -> _Make:
+    """One number that follows from how many positions were read and are new, in any number of axes."""
+    return lambda spec, batch, past, count: np.full([1] * len(spec.shape), of(past, count), spec.dtype)
 
 
 FILLED: Mapping[str, _Make] = {
     **dict.fromkeys(sorted(MASKS), _mask),
     **dict.fromkeys(sorted(POSITIONS), _positions),
     "cache_position": _positions,
-    "past_sequence_length": _past,
-    "past_seq_len": _past,
-    "total_sequence_length": _total,
-    "use_cache_branch": _has_past,
-    "num_logits_to_keep": _every,
+    "past_sequence_length": _number(lambda past, count: past),
+    "past_seq_len": _number(lambda past, count: past),
+    "total_sequence_length": _number(lambda past, count: past + count),
+    "use_cache_branch": _number(lambda past, count: past > 0),
+    "num_logits_to_keep": _number(lambda past, count: 0),
 }
 FOLLOWING: Mapping[str, _Make] = {
     **FILLED,
-    "current_sequence_length": _count,
+    "current_sequence_length": _number(lambda past, count: count),
     "token_type_ids": _types,
 }
 """Inputs that follow from how much plain text has been read: more than a session fills in by itself, for what

@@ -75,10 +75,6 @@ def _as_inputs(given: Sequence[int]) -> Callable[[_Node], Found]:
     return lambda node: [(node.type(index), node.shape(index)) for index in given]
 
 
-def _as_first(node: _Node) -> Found:
-    return [(node.type(0), node.shape(0))]
-
-
 def _normalized(node: _Node) -> Found:
     """Output, then mean and inverse deviation, then the sum of the inputs where there is a skip."""
     shape = node.shape(0)
@@ -166,15 +162,6 @@ def _attention(node: _Node, past: int = 4, weights: int = 1) -> Found:
     return [(node.type(0), None if shape is None else (*shape[:-1], width)), (node.type(0), present)]
 
 
-def _quantized_attention(node: _Node) -> Found:
-    found = _attention(node, 8)
-    return [(node.type(3), shape) for _, shape in found]
-
-
-def _packed_attention(node: _Node) -> Found:
-    return [_attention(node)[0]]
-
-
 def _multi_head(node: _Node, past: int = 6) -> Found:
     """Query [B, S, heads * size], packed as [B, S, heads, 3, size], or with keys [B, L, heads, 2, size]."""
     query, key, value = node.shape(0), node.shape(1), node.shape(2)
@@ -203,10 +190,6 @@ def _multi_head(node: _Node, past: int = 6) -> Found:
         (kind, (query[0], heads, keys, query_head)),
         (kind, (query[0], heads, keys, head)),
     ]
-
-
-def _decoder_masked(node: _Node) -> Found:
-    return _multi_head(node, 5)
 
 
 def _group_query(node: _Node) -> Found:
@@ -270,16 +253,12 @@ def _gather_block(node: _Node) -> Found:
     return [(node.type(2), (*lengths[:axis], *indices, *lengths[axis + 1 :]))]
 
 
-def _as_scale(node: _Node) -> Found:
-    return [(node.type(1), node.shape(0))]
-
-
 _SAME = (
     *("Gelu", "QuickGelu", "FastGelu", "BiasGelu", "BiasAdd", "BiasSoftmax", "RotaryEmbedding", "Inverse"),
     *("MoE", "QMoE", "GroupNorm"),
 )
 _INFER: dict[tuple[str, str], Callable[[_Node], Found]] = {
-    **{(MICROSOFT, name): _as_first for name in _SAME},
+    **{(MICROSOFT, name): _as_inputs([0]) for name in _SAME},
     (MICROSOFT, "SkipLayerNormalization"): _normalized,
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): _normalized,
     ("", "SimplifiedLayerNormalization"): _rms,
@@ -296,13 +275,13 @@ _INFER: dict[tuple[str, str], Callable[[_Node], Found]] = {
     (MICROSOFT, "MatMulIntegerToFloat"): _columns(lambda node: node.dim(1, -1), 2),
     (MICROSOFT, "BiasSplitGelu"): _columns(_half),
     (MICROSOFT, "Attention"): _attention,
-    (MICROSOFT, "QAttention"): _quantized_attention,
-    (MICROSOFT, "PackedAttention"): _packed_attention,
+    (MICROSOFT, "QAttention"): lambda node: [(node.type(3), shape) for _, shape in _attention(node, 8)],
+    (MICROSOFT, "PackedAttention"): lambda node: [_attention(node)[0]],
     (MICROSOFT, "MultiHeadAttention"): _multi_head,
-    (MICROSOFT, "DecoderMaskedMultiHeadAttention"): _decoder_masked,
+    (MICROSOFT, "DecoderMaskedMultiHeadAttention"): lambda node: _multi_head(node, 5),
     (MICROSOFT, "GroupQueryAttention"): _group_query,
     (MICROSOFT, "SparseAttention"): _sparse_attention,
-    (MICROSOFT, "DequantizeLinear"): _as_scale,
+    (MICROSOFT, "DequantizeLinear"): lambda node: [(node.type(1), node.shape(0))],
     (MICROSOFT, "GatherBlockQuantized"): _gather_block,
     (MICROSOFT, "CausalConvWithState"): _causal_convolution,
     (MICROSOFT, "LinearAttention"): _linear_attention,

@@ -180,10 +180,6 @@ def _unsqueeze(attributes: Mapping[str, object], inputs: Sequence[Known | None])
     return data.reshape(1) if data is not None and data.ndim == 0 and np.asarray(axes).size == 1 else None
 
 
-def _squeeze(_: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
-    return inputs[0].reshape(()) if inputs[0] is not None and inputs[0].size == 1 else None
-
-
 def _reshape(_: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
     data, target = inputs[0], inputs[1] if len(inputs) > 1 else None
     if data is None or target is None or target.size > 1:
@@ -253,10 +249,6 @@ def _divide(x: Element, y: Element) -> Element:
     return quotient(product((x,)), product((y,))) if _is_length(x) and _is_length(y) else None
 
 
-def _modulo(x: Element, y: Element) -> Element:
-    return x % y if isinstance(x, int) and isinstance(y, int) and x >= 0 and y > 0 else None
-
-
 def _equal(x: Element, y: Element) -> Element:
     if isinstance(x, int) and isinstance(y, int):
         return x == y
@@ -285,10 +277,6 @@ def _cast(attributes: Mapping[str, object], inputs: Sequence[Known | None]) -> K
     return result
 
 
-def _same(_: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
-    return inputs[0]
-
-
 _OPERATIONS: dict[str, Operation] = {
     "Add": _elementwise(_add),
     "Cast": _cast,
@@ -297,12 +285,16 @@ _OPERATIONS: dict[str, Operation] = {
     "Div": _elementwise(_divide),
     "Equal": _elementwise(_equal),
     "Gather": _gather,
-    "Identity": _same,
-    "Mod": _elementwise(_modulo),
+    "Identity": lambda _, inputs: inputs[0],
+    "Mod": _elementwise(
+        lambda x, y: x % y if isinstance(x, int) and isinstance(y, int) and x >= 0 and y > 0 else None
+    ),
     "Mul": _elementwise(_multiply),
     "Reshape": _reshape,
     "Slice": _slice,
-    "Squeeze": _squeeze,
+    "Squeeze": lambda _, inputs: (
+        inputs[0].reshape(()) if inputs[0] is not None and inputs[0].size == 1 else None
+    ),
     "Sub": _elementwise(_subtract),
     "Unsqueeze": _unsqueeze,
     "Where": _where,

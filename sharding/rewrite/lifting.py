@@ -120,14 +120,6 @@ def _broadcast(view: View, ranks: Sequence[int | None] | None = None, spare: int
     return Lift(replace(found, axis=most - behind), apart)
 
 
-def _elementwise(view: View) -> Lift | None:
-    return _broadcast(view) if view.version >= 7 else None
-
-
-def _matmul(view: View) -> Lift | None:
-    return _broadcast(view, spare=2)
-
-
 def _einsum(view: View) -> Lift | None:
     """The merged axis has one letter, in each operand at most once, and is not summed."""
     ranks = [view.rank(index) for index in range(len(view.forms))]
@@ -236,14 +228,6 @@ def _with_axes(view: View, lifted: Lift, axes: list[int]) -> Lift:
     return replace(lifted, axes={1: axes})
 
 
-def _reduce(view: View) -> Lift | None:
-    return _without_axes(view, dropped=not view.attributes.get("keepdims", 1))
-
-
-def _squeeze(view: View) -> Lift | None:
-    return _without_axes(view, dropped=True)
-
-
 def _without_axes(view: View, *, dropped: bool) -> Lift | None:
     """Of an operator on axes that it names, but the merged one; ``dropped``: they are gone then."""
     form, rank = _first(view), view.rank(0)
@@ -317,8 +301,8 @@ def _expand(view: View) -> Lift | None:
 
 _OPERATORS: dict[str, Callable[[View], Lift | None]] = {
     **dict.fromkeys((*UNARY, "Identity", "Neg", "Cast", "Clip", "Dropout"), _unary),
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
-    "MatMul": _matmul,
+    **dict.fromkeys(ELEMENTWISE, lambda view: _broadcast(view) if view.version >= 7 else None),
+    "MatMul": lambda view: _broadcast(view, spare=2),
     **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
     **dict.fromkeys(
         ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), _normalization
@@ -326,8 +310,11 @@ _OPERATORS: dict[str, Callable[[View], Lift | None]] = {
     "LpNormalization": _along(-1),
     "Split": _along(0),
     "Transpose": _transpose,
-    **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"), _reduce),
-    "Squeeze": _squeeze,
+    **dict.fromkeys(
+        ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"),
+        lambda view: _without_axes(view, dropped=not view.attributes.get("keepdims", 1)),
+    ),
+    "Squeeze": lambda view: _without_axes(view, dropped=True),
     "Unsqueeze": _unsqueeze,
     "Concat": _concat,
     "Slice": _slice,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Any, SupportsIndex, cast
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any, Generic, SupportsIndex, TypeVar, cast
 
 import numpy as np
 
+T = TypeVar("T")
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
@@ -117,11 +119,22 @@ def decryption_key(secret: Any, mode: Any) -> tuple[bytes, str] | None:
     return secret, mode
 
 
-def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raises unless ``value`` is a str out of ``choices``."""
-    check_isinstance(name, value, str)
-    if value not in choices:
-        raise ValueError(f"{name} must be in [{', '.join(choices)}], but got {value}.")
+def of(kind: type[T]) -> Callable[[str, object], T]:
+    """A check for values of a kind, which are kept as they are."""
+
+    def taken(name: str, value: object) -> T:
+        check_isinstance(name, value, kind)
+        return cast("T", value)
+
+    return taken
+
+
+def choice(name: str, value: object, choices: Sequence[str]) -> str:
+    """``value``, if it is a str out of ``choices``; raises otherwise."""
+    found = of(str)(name, value)
+    if found not in choices:
+        raise ValueError(f"{name} must be in [{', '.join(choices)}], but got {found}.")
+    return found
 
 
 def check_sections(name: str, value: object) -> None:
@@ -134,3 +147,28 @@ def check_sections(name: str, value: object) -> None:
         for key, entry in entries.items():
             check_isinstance(f"{name}_value_key", key, str)
             check_isinstance(f"{name}_value_value", entry, str)
+
+
+class Checked(Generic[T]):
+    """An attribute that is checked when it is set: ``taken`` gives what is kept of a value, or raises under
+    the name ``called``, the attribute's own by default. It lies in the instance, or in the object that the
+    instance has as ``inside``."""
+
+    def __init__(
+        self, taken: Callable[[str, object], T], default: T, called: str = "", inside: str = ""
+    ) -> None:
+        self._taken, self._default, self._called, self._inside = taken, default, called, inside
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> T:
+        if instance is None:
+            return cast("T", self)
+        return deepcopy(cast("T", self._kept(instance).get(self._name, self._default)))
+
+    def __set__(self, instance: object, value: T) -> None:
+        self._kept(instance)[self._name] = self._taken(self._called or self._name, value)
+
+    def _kept(self, instance: object) -> dict[str, object]:
+        return vars(getattr(instance, self._inside) if self._inside else instance)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from ranks.common.notice import deprecated
 from ranks.common.targets import TARGETS
-from ranks.lite.options.check import check_isinstance, check_list_of, count, integer, list_of_integers
+from ranks.lite.options.check import (
+    Checked,
+    check_isinstance,
+    check_list_of,
+    count,
+    integer,
+    list_of_integers,
+    of,
+)
 from ranks.lite.options.device import CPU, GPU, Ascend, Threads
 from ranks.lite.options.legacy_device import AscendDeviceInfo, CPUDeviceInfo, DeviceInfo, GPUDeviceInfo
 from ranks.lite.options.parallel import Parallel
@@ -19,6 +27,9 @@ class Context:
     with them prints as it did then.
     """
 
+    group_info_file = Checked(of(str), "")
+    """Path of a communication group file. Groups come from the launcher here: kept, not read."""
+
     def __init__(
         self,
         thread_num: int | None = None,
@@ -31,7 +42,6 @@ class Context:
         self._legacy = False
         self._enable_parallel = False
         self._devices: list[DeviceInfo] = []
-        self._group_info_file = ""
         self.cpu = CPU(self._threads)
         self.gpu = GPU()
         self.ascend = Ascend()
@@ -89,16 +99,6 @@ class Context:
             if name.lower() not in TARGETS:
                 raise ValueError(f"target elements must be in {list(TARGETS)}, but got {name.lower()}.")
         self._target = target
-
-    @property
-    def group_info_file(self) -> str:
-        """Path of a communication group file. Groups come from the launcher here: kept, not read."""
-        return self._group_info_file
-
-    @group_info_file.setter
-    def group_info_file(self, group_info_file: str) -> None:
-        check_isinstance("group_info_file", group_info_file, str)
-        self._group_info_file = group_info_file
 
     def append_device_info(self, device_info: DeviceInfo) -> None:
         """Deprecated: the property ``target``. Raises `TypeError` unless it is a `DeviceInfo`."""

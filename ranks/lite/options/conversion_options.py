@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ranks.errors import ModelError
-from ranks.lite.options.check import check_isinstance
+from ranks.lite.options.check import Checked, check_isinstance, choice, of
 from ranks.lite.options.types import DataType, Format, ModelType
 from sharding.common.encryption import MODES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sharding.common.encryption import Key
 
 _DATA_TYPES = (DataType.FLOAT32, DataType.INT8, DataType.UINT8, DataType.UNKNOWN)
@@ -33,7 +31,8 @@ def check_config_info(value: object) -> None:
             raise TypeError(f"config_info val must be str, but got {type(item)} at key {key}.")
 
 
-def _check_input_shape(name: str, value: object) -> None:
+def _input_shape(name: str, value: object) -> dict[str, list[int]]:
+    """Lengths by name, true and false as numbers."""
     check_isinstance(name, value, dict)
     assert isinstance(value, dict)
     for key, item in value.items():
@@ -46,67 +45,29 @@ def _check_input_shape(name: str, value: object) -> None:
                 raise TypeError(
                     f"{name} value's element must be int, but got {type(element)} at index {index}."
                 )
+    return {key: [int(length) for length in lengths] for key, lengths in value.items()}
 
 
-def _lengths(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
-    """The same, true and false as numbers."""
-    return {name: [int(length) for length in lengths] for name, lengths in shapes.items()}
-
-
-def _check_format(name: str, value: object) -> None:
-    check_isinstance(name, value, Format)
-    if value not in {Format.NCHW, Format.NHWC}:
+def _format(name: str, value: object) -> Format:
+    found = of(Format)(name, value)
+    if found not in {Format.NCHW, Format.NHWC}:
         raise ValueError("input_format must be in [Format.NCHW, Format.NHWC].")
+    return found
 
 
-def _check_data_type(name: str, value: object) -> None:
-    check_isinstance(name, value, DataType)
-    if value not in _DATA_TYPES:
+def _data_type(name: str, value: object) -> DataType:
+    found = of(DataType)(name, value)
+    if found not in _DATA_TYPES:
         listed = ", ".join(f"DataType.{item.name}" for item in _DATA_TYPES)
         raise ValueError(f"{name} must be in [{listed}].")
+    return found
 
 
-def _check_mode(name: str, value: object) -> None:
-    check_isinstance(name, value, str)
-    if value not in MODES:
-        raise ValueError(f"{name} must be in [{', '.join(MODES)}], but got {value}.")
-
-
-def _check_device(name: str, value: object) -> None:
-    check_isinstance(name, value, str)
-    if value != "Ascend":
-        raise ValueError(f"{name} must be in [Ascend], but got {value}.")
-
-
-def _check_optimize(name: str, value: object) -> None:
-    check_isinstance(name, value, str)
-    if value not in {"none", "general", "ascend_oriented"}:
+def _optimize(name: str, value: object) -> str:
+    found = of(str)(name, value)
+    if found not in {"none", "general", "ascend_oriented"}:
         raise ValueError("optimize must be 'none', 'general' or 'ascend_oriented'.")
-
-
-class _Option:
-    """An attribute with a default, and a kind or a check for what is set."""
-
-    def __init__(self, default: object, check: type | Callable[[str, object], object]) -> None:
-        self.default = default
-        self.check = check
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        if instance is None:
-            return self
-        return copy.deepcopy(instance._options.get(self.name, self.default))
-
-    def __set__(self, instance: Any, value: object) -> None:
-        if isinstance(self.check, type):
-            check_isinstance(self.name, value, self.check)
-        else:
-            self.check(self.name, value)
-        instance._options[self.name] = (
-            value if self.name != "input_shape" else _lengths(cast("dict[str, list[int]]", value))
-        )
+    return found
 
 
 class ConverterOptions:
@@ -116,22 +77,21 @@ class ConverterOptions:
     a model is optimised for its device when it is loaded.
     """
 
-    decrypt_key = _Option("", str)
-    decrypt_mode = _Option(MODES[0], _check_mode)
-    device = _Option("", _check_device)
-    enable_encryption = _Option(False, bool)
-    encrypt_key = _Option("", str)
-    infer = _Option(False, bool)
-    input_data_type = _Option(DataType.FLOAT32, _check_data_type)
-    input_format = _Option(Format.NHWC, _check_format)
-    input_shape = _Option({}, _check_input_shape)
-    optimize = _Option("general", _check_optimize)
-    output_data_type = _Option(DataType.FLOAT32, _check_data_type)
-    save_type = _Option(ModelType.MINDIR, ModelType)
-    weight_fp16 = _Option(False, bool)
+    decrypt_key = Checked(of(str), "")
+    decrypt_mode = Checked(partial(choice, choices=MODES), MODES[0])
+    device = Checked(partial(choice, choices=("Ascend",)), "")
+    enable_encryption = Checked(of(bool), False)
+    encrypt_key = Checked(of(str), "")
+    infer = Checked(of(bool), False)
+    input_data_type = Checked(_data_type, DataType.FLOAT32)
+    input_format = Checked(_format, Format.NHWC)
+    input_shape = Checked[dict[str, list[int]]](_input_shape, {})
+    optimize = Checked(_optimize, "general")
+    output_data_type = Checked(_data_type, DataType.FLOAT32)
+    save_type = Checked(of(ModelType), ModelType.MINDIR)
+    weight_fp16 = Checked(of(bool), False)
 
     def __init__(self) -> None:
-        self._options: dict[str, object] = {}
         self._config: dict[str, dict[str, str]] = {}
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 from ranks.common.notice import warn_user
-from ranks.lite.options.check import check_choice, check_isinstance, count, integer, list_of_integers
+from ranks.lite.options.check import Checked, check_isinstance, choice, count, integer, list_of_integers
 from ranks.precision.request import ASCEND_MODES, CPU_GPU_MODES
 
 
@@ -46,8 +47,8 @@ class _Half(Device):
 
     @precision_mode.setter
     def precision_mode(self, mode: str) -> None:
-        check_choice(f"{self._name}_precision_mode", mode, CPU_GPU_MODES)
-        self._precision = self.precision_chosen = mode
+        name = f"{self._name}_precision_mode"
+        self._precision = self.precision_chosen = choice(name, mode, CPU_GPU_MODES)
 
     def prefer_fp16(self, preferred: bool) -> None:
         """What `enable_fp16` of the deprecated device infos says; False is the default there, no choice."""
@@ -85,6 +86,11 @@ class CPU(_Half):
     """
 
     _name = "cpu"
+    thread_num = Checked(count, 0, "cpu_thread_num", "_threads")
+    inter_op_parallel_num = Checked(count, 0, "cpu_inter_op_parallel_num", "_threads")
+    thread_affinity_core_list = Checked[list[int]](
+        list_of_integers, [], "cpu_thread_affinity_core_list", "_threads"
+    )
 
     def __init__(self, threads: Threads) -> None:
         super().__init__()
@@ -101,36 +107,12 @@ class CPU(_Half):
         )
 
     @property
-    def thread_num(self) -> int:
-        return self._threads.thread_num
-
-    @thread_num.setter
-    def thread_num(self, number: int) -> None:
-        self._threads.thread_num = count("cpu_thread_num", number)
-
-    @property
-    def inter_op_parallel_num(self) -> int:
-        return self._threads.inter_op_parallel_num
-
-    @inter_op_parallel_num.setter
-    def inter_op_parallel_num(self, number: int) -> None:
-        self._threads.inter_op_parallel_num = count("cpu_inter_op_parallel_num", number)
-
-    @property
     def thread_affinity_mode(self) -> int:
         return self._threads.thread_affinity_mode
 
     @thread_affinity_mode.setter
     def thread_affinity_mode(self, mode: int) -> None:
         self._threads.set_affinity_mode(integer("cpu_thread_affinity_mode", mode))
-
-    @property
-    def thread_affinity_core_list(self) -> list[int]:
-        return list(self._threads.thread_affinity_core_list)
-
-    @thread_affinity_core_list.setter
-    def thread_affinity_core_list(self, cores: list[int]) -> None:
-        self._threads.thread_affinity_core_list = list_of_integers("cpu_thread_affinity_core_list", cores)
 
 
 class GPU(_Half, _Provided):
@@ -144,10 +126,7 @@ class GPU(_Half, _Provided):
 
     _name = "gpu"
     _providers = ("", "tensorrt")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._device_id = 0
+    device_id = Checked(count, 0, "gpu_device_id")
 
     def __str__(self) -> str:
         return (
@@ -157,14 +136,6 @@ class GPU(_Half, _Provided):
             f"rank_id: {self.rank_id},\n"
             f"group_size: {self.group_size}."
         )
-
-    @property
-    def device_id(self) -> int:
-        return self._device_id
-
-    @device_id.setter
-    def device_id(self, number: int) -> None:
-        self._device_id = count("gpu_device_id", number)
 
     @property
     def rank_id(self) -> int:
@@ -184,9 +155,9 @@ class Ascend(_Provided):
 
     _name = "ascend"
     _providers = ("", "ge")
+    precision_mode = Checked(partial(choice, choices=ASCEND_MODES), "", "ascend_precision_mode")
 
     def __init__(self) -> None:
-        self._precision = ""
         self.legacy_precision_mode = ""  # CANN's own name for it, from `AscendDeviceInfo`
         self._device_id: int | None = None
         self._rank_id: int | None = None
@@ -199,15 +170,6 @@ class Ascend(_Provided):
             f"provider: {self.provider}."
             f"rank_id: {self.rank_id}."
         )
-
-    @property
-    def precision_mode(self) -> str:
-        return self._precision
-
-    @precision_mode.setter
-    def precision_mode(self, mode: str) -> None:
-        check_choice("ascend_precision_mode", mode, ASCEND_MODES)
-        self._precision = mode
 
     @property
     def device_id(self) -> int:

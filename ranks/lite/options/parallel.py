@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from ranks.lite.options.check import check_isinstance, check_sections, count, list_of_integers
+from functools import partial
+
+from ranks.lite.options.check import Checked, check_isinstance, check_sections, count, list_of_integers
 from ranks.lite.options.content import exists
+
+
+def _device_ids(name: str, value: object) -> list[int]:
+    numbers = list_of_integers(name, value)
+    if min(numbers, default=0) < 0:
+        raise ValueError("Set parallel failed, device_ids contain a negative number.")
+    return numbers
 
 
 class Parallel:
@@ -15,11 +24,12 @@ class Parallel:
     - ``device_ids``: device of each worker.
     """
 
+    workers_num = Checked(partial(count, subject="Set parallel failed, "), 0)
+    device_ids = Checked[list[int]](_device_ids, [])
+
     def __init__(self) -> None:
-        self._workers_num = 0
         self._config_info: dict[str, dict[str, str]] = {}
         self._config_path = ""
-        self._device_ids: list[int] = []
 
     def __str__(self) -> str:
         return (
@@ -27,14 +37,6 @@ class Parallel:
             f"config info: {self.config_info},\n"
             f"config file: {self.config_path}."
         )
-
-    @property
-    def workers_num(self) -> int:
-        return self._workers_num
-
-    @workers_num.setter
-    def workers_num(self, number: int) -> None:
-        self._workers_num = count("workers_num", number, "Set parallel failed, ")
 
     @property
     def config_info(self) -> str:
@@ -67,14 +69,3 @@ class Parallel:
         if not exists(config_path):
             raise ValueError("Set parallel failed, config_path does not exist!")
         self._config_path = config_path
-
-    @property
-    def device_ids(self) -> list[int]:
-        return list(self._device_ids)
-
-    @device_ids.setter
-    def device_ids(self, device_ids: list[int]) -> None:
-        numbers = list_of_integers("device_ids", device_ids)
-        if min(numbers, default=0) < 0:
-            raise ValueError("Set parallel failed, device_ids contain a negative number.")
-        self._device_ids = numbers

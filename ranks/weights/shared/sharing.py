@@ -255,32 +255,26 @@ def _check_group(pid: int, use: Use) -> None:
         )
 
 
+_OTHERS = {
+    "model": "{who} has another model: the hash of its content begins with {theirs:.12}, that of {path} with "
+    "{own:.12}. Build the same file in both.",
+    "rank": "{who} is {theirs}, but this process is {own}: give each rank the handle, or the name, of the "
+    "owner that is the same rank of another group.",
+    "device": "{who} runs it on {theirs}, but this process on {own}: give both the same target.",
+    "runtime": "{who} has ONNX Runtime {theirs}, but this process has {own}, and weights prepared by one "
+    "release do not fit another: use the same in both.",
+    "processor": "{who} prepared them for another processor than this process sees.",
+}
+"""What is said where a fact of the owner is not this process's; in this order."""
+
+
 def _check(connection: Connection, facts: Mapping[str, str], use: Use) -> None:
     """Raises `WeightsError` where the owner's weights are for something else."""
     theirs = {key: one_line(str(connection.facts.get(key))[:200]) for key in facts}
     who = f"process {connection.owner}, which shares the weights,"
-    if theirs["model"] != facts["model"]:
-        raise WeightsError(
-            f"{who} has another model: the hash of its content begins with {theirs['model'][:12]}, that of "
-            f"{use.path} with {facts['model'][:12]}. Build the same file in both."
-        )
-    if theirs["rank"] != facts["rank"]:
-        raise WeightsError(
-            f"{who} is {theirs['rank']}, but this process is {facts['rank']}: give each rank the handle, or "
-            "the name, of the owner that is the same rank of another group."
-        )
-    if theirs["device"] != facts["device"]:
-        raise WeightsError(
-            f"{who} runs it on {theirs['device']}, but this process on {facts['device']}: give both the same "
-            "target."
-        )
-    if theirs["runtime"] != facts["runtime"]:
-        raise WeightsError(
-            f"{who} has ONNX Runtime {theirs['runtime']}, but this process has {facts['runtime']}, and "
-            "weights prepared by one release do not fit another: use the same in both."
-        )
-    if theirs["processor"] != facts["processor"]:
-        raise WeightsError(f"{who} prepared them for another processor than this process sees.")
+    for fact, sentence in _OTHERS.items():
+        if theirs[fact] != facts[fact]:
+            raise WeightsError(sentence.format(who=who, theirs=theirs[fact], own=facts[fact], path=use.path))
     different = alike.difference(connection.facts, facts)
     if different is not None:
         # Refused even where the store has these weights by chance: an owner's updates would go unnoticed.

@@ -41,7 +41,7 @@ MOST = 1 << 28
 """Elements of each result on the way to a constant that is computed while converting."""
 
 
-class Builder:
+class GraphBuilder:
     """The graph under construction. Nodes go to the innermost open body; constants to the main graph."""
 
     def __init__(self, opset: int = RUN_OPSET) -> None:

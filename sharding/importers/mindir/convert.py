@@ -11,12 +11,13 @@ from sharding.common.text import counted, one_line, shortened
 from sharding.errors import ModelError
 from sharding.importers.mindir import container, values
 from sharding.importers.mindir.biases import with_biases
-from sharding.importers.mindir.builder import IR_VERSION, Builder
+from sharding.importers.mindir.builder import IR_VERSION
 from sharding.importers.mindir.data import Data, Weight
 from sharding.importers.mindir.dtypes import ValueProblem
 from sharding.importers.mindir.primitives import load
 from sharding.importers.mindir.primitives.base import Absent, ComplexValue, RefusedError, TensorType, Value
 from sharding.importers.mindir.primitives.complex_numbers import parts_of_array
+from sharding.importers.mindir.primitives.operands import Builder
 from sharding.importers.mindir.tracing.control import follow
 from sharding.importers.mindir.tracing.effects import check_writes
 from sharding.importers.mindir.tracing.loops import loop

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import (
     Node,
     Operand,
@@ -15,40 +14,31 @@ from sharding.importers.mindir.primitives.base import (
     table,
 )
 from sharding.importers.mindir.primitives.operands import (
-    axes_of,
-    behind,
-    computable,
+    Builder,
+    Formula,
     element_type,
-    floating,
-    integer,
     joined_length,
     known_rank,
     number,
-    promoted,
-    scalar,
     text,
 )
 
 GELU_SINCE = 20
 """The version of ONNX's operators that has this one."""
 APPROXIMATE = ("none", "tanh")
+_RELU6 = {"alpha": 1 / 6, "beta": 0.5}
+"""Of a HardSigmoid: relu6(x + 3) / 6."""
 
 
-@primitive("ReLU", "ReLUV3")
-def relu(b: Builder, x: Value) -> Value:
-    """max(x, 0)"""
-    return b.op("Relu", [computable(b, x)])
-
-
-@primitive("ReLU6")
-def relu6(b: Builder, x: Value) -> Value:
-    """Between 0 and 6."""
-    return _clip(b, x, 0.0, 6.0)
+@primitive("ReLU", "ReLUV3", "ReLU6")
+def relu(b: Builder, node: Node, x: Value) -> Value:
+    """max(x, 0), of ReLU6 at most 6."""
+    return _clip(b, x, 0.0, 6.0) if node.op_type == "ReLU6" else b.op("Relu", [b.computable(x)])
 
 
 def _clip(b: Builder, x: Value, low: float, high: float) -> Value:
-    wide = computable(b, x)
-    return b.op("Clip", [wide, scalar(b, low, wide), scalar(b, high, wide)])
+    wide = b.computable(x)
+    return b.op("Clip", [wide, b.scalar(low, wide), b.scalar(high, wide)])
 
 
 @primitive("Hardtanh")
@@ -57,46 +47,44 @@ def hardtanh(b: Builder, x: Value, *, min_val: Operand = -1, max_val: Operand = 
     return _clip(b, x, number(min_val, "min_val"), number(max_val, "max_val"))
 
 
-_FUNCTIONS: dict[str | tuple[str, ...], tuple[str, dict[str, float]]] = {
-    "Sigmoid": ("Sigmoid", {}),  # 1 / (1 + exp(-x))
-    "Softsign": ("Softsign", {}),  # x / (1 + |x|)
-    "HSigmoid": ("HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}),  # relu6(x + 3) / 6
-    # The scaled ELU, with the constants of G. Klambauer et al., Self-Normalizing Neural Networks (2017).
-    ("SeLU", "SeLUExt"): ("Selu", {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}),
+_FORMULAS: dict[str | tuple[str, ...], Formula] = {
+    "Sigmoid": lambda b, x: b.op("Sigmoid", [x]),
+    "Softsign": lambda b, x: b.op("Softsign", [x]),
+    "HSigmoid": lambda b, x: b.op("HardSigmoid", [x], _RELU6),
+    "HSwish": lambda b, x: b.op("Mul", [x, b.op("HardSigmoid", [x], _RELU6)]),
+    # With the constants of G. Klambauer et al., Self-Normalizing Neural Networks (2017).
+    ("SeLU", "SeLUExt"): lambda b, x: b.op(
+        "Selu", [x], {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805}
+    ),
+    # x / (1 + exp(-1.702 |x|)) exp(0.851 (x - |x|)), which is x sigmoid(1.702 x)
+    "FastGeLU": lambda b, x: b.op("Mul", [x, b.op("Sigmoid", [b.op("Mul", [x, b.scalar(1.702, x)])])]),
+    ("Mish", "MishExt"): lambda b, x: b.op("Mul", [x, b.op("Tanh", [b.op("Softplus", [x])])]),
 }
-"""ONNX's operators and their attributes."""
 
 
-@table(_FUNCTIONS)
-def function(row: tuple[str, dict[str, float]], b: Builder, x: Value) -> Value:
-    """ONNX's operator of floating-point numbers."""
-    return b.op(row[0], [floating(b, x)], row[1])
-
-
-@primitive("HSwish")
-def hard_swish(b: Builder, x: Value) -> Value:
-    """x relu6(x + 3) / 6"""
-    wide = floating(b, x)
-    return b.op("Mul", [wide, b.op("HardSigmoid", [wide], {"alpha": 1 / 6, "beta": 0.5})])
+@table(_FORMULAS)
+def of_float(formula: Formula, b: Builder, x: Value) -> Value:
+    """A formula of floating-point numbers."""
+    return formula(b, b.floating(x))
 
 
 @primitive("SiLU")
 def silu(b: Builder, x: Value) -> Value:
     """x sigmoid(x)"""
-    wide = floating(b, x)
+    wide = b.floating(x)
     return b.op("Mul", [wide, b.op("Sigmoid", [wide])])
 
 
 @primitive("GeLU")
 def gelu(b: Builder, x: Value) -> Value:
     """The tanh form."""
-    wide = floating(b, x)
+    wide = b.floating(x)
     if b.opset >= GELU_SINCE:
         return b.op("Gelu", [wide], {"approximate": "tanh"})
-    cube = b.op("Mul", [b.op("Mul", [b.op("Mul", [wide, wide]), wide]), scalar(b, 0.044715, wide)])
-    inner = b.op("Mul", [b.op("Add", [wide, cube]), scalar(b, np.sqrt(2 / np.pi), wide)])
-    raised = b.op("Add", [b.op("Tanh", [inner]), scalar(b, 1, wide)])
-    return b.op("Mul", [b.op("Mul", [wide, scalar(b, 0.5, wide)]), raised])
+    cube = b.op("Mul", [b.op("Mul", [b.op("Mul", [wide, wide]), wide]), b.scalar(0.044715, wide)])
+    inner = b.op("Mul", [b.op("Add", [wide, cube]), b.scalar(np.sqrt(2 / np.pi), wide)])
+    raised = b.op("Add", [b.op("Tanh", [inner]), b.scalar(1, wide)])
+    return b.op("Mul", [b.op("Mul", [wide, b.scalar(0.5, wide)]), raised])
 
 
 @primitive("GeluExt", "NpuGelu")
@@ -104,24 +92,17 @@ def gelu_ext(b: Builder, x: Value, *, approximate: Operand = "none") -> Value:
     """x times the normal distribution's integral up to x, by erf or by tanh."""
     if text(approximate, "approximate", APPROXIMATE) == "tanh":
         return gelu(b, x)
-    wide = floating(b, x)
+    wide = b.floating(x)
     if b.opset >= GELU_SINCE:
         return b.op("Gelu", [wide])
-    part = b.op("Erf", [b.op("Div", [wide, scalar(b, np.sqrt(2), wide)])])
-    product = b.op("Mul", [wide, b.op("Add", [part, scalar(b, 1, wide)])])
-    return b.op("Mul", [product, scalar(b, 0.5, wide)])
-
-
-@primitive("FastGeLU")
-def fast_gelu(b: Builder, x: Value) -> Value:
-    """x / (1 + exp(-1.702 |x|)) exp(0.851 (x - |x|)), which is x sigmoid(1.702 x)."""
-    wide = floating(b, x)
-    return b.op("Mul", [wide, b.op("Sigmoid", [b.op("Mul", [wide, scalar(b, 1.702, wide)])])])
+    part = b.op("Erf", [b.op("Div", [wide, b.scalar(np.sqrt(2), wide)])])
+    product = b.op("Mul", [wide, b.op("Add", [part, b.scalar(1, wide)])])
+    return b.op("Mul", [product, b.scalar(0.5, wide)])
 
 
 def _halves(b: Builder, x: Value, axis: Operand) -> list[Value]:
-    place = integer(b, axis, "axis")
-    return b.ops("Split", [floating(b, x)], {"axis": place, "num_outputs": 2}, outputs=2)
+    place = b.integer(axis, "axis")
+    return b.ops("Split", [b.floating(x)], {"axis": place, "num_outputs": 2}, outputs=2)
 
 
 @primitive("GLU")
@@ -141,7 +122,7 @@ def swiglu(b: Builder, x: Value, *, dim: Operand = -1) -> Value:
 @primitive("Elu", "EluExt")
 def elu(b: Builder, x: Value, *, alpha: Operand = 1.0) -> Value:
     """x, below 0 alpha (exp(x) - 1)."""
-    return b.op("Elu", [floating(b, x)], {"alpha": float(number(alpha, "alpha"))})
+    return b.op("Elu", [b.floating(x)], {"alpha": float(number(alpha, "alpha"))})
 
 
 @primitive("CeLU")
@@ -153,68 +134,61 @@ def celu(b: Builder, x: Value, *, alpha: Operand = 1.0) -> Value:
 @primitive("PReLU")
 def prelu(b: Builder, x: Value, slope: Value) -> Value:
     """x, below 0 times a slope: one, or one for each place along axis 1."""
-    wide, slopes = (computable(b, item) for item in promoted(b, x, slope))
+    wide, slopes = (b.computable(item) for item in b.promoted(x, slope))
     if slopes.rank in {None, 1} and slopes.shape != (1,) and (wide.rank is None or wide.rank > 2):
-        slopes = behind(b, wide, slopes, 1)
+        slopes = b.behind(wide, slopes, 1)
     return b.op("PRelu", [wide, slopes])
 
 
 @primitive("LeakyReLUExt", "LeakyReLU")
 def leaky_relu(b: Builder, x: Value, *, negative_slope: Operand = 0.01) -> Value:
     """x, below 0 times a slope."""
-    return b.op("LeakyRelu", [floating(b, x)], {"alpha": float(number(negative_slope, "negative_slope"))})
+    return b.op("LeakyRelu", [b.floating(x)], {"alpha": float(number(negative_slope, "negative_slope"))})
 
 
 @primitive("Softplus", "SoftplusExt")
 def softplus(b: Builder, node: Node, x: Value, *, beta: Operand = 1, threshold: Operand = None) -> Value:
     """log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold."""
-    wide = floating(b, x)
+    wide = b.floating(x)
     scale = number(beta, "beta")
-    inner = b.op("Mul", [wide, scalar(b, scale, wide)]) if scale != 1 else wide
+    inner = b.op("Mul", [wide, b.scalar(scale, wide)]) if scale != 1 else wide
     found = b.op("Softplus", [inner])
     if scale != 1:
-        found = b.op("Div", [found, scalar(b, scale, wide)])
+        found = b.op("Div", [found, b.scalar(scale, wide)])
     limit = 20 if threshold is None and node.op_type == "SoftplusExt" else threshold
     if limit is None:
         return found
-    return b.op("Where", [b.op("Greater", [inner, scalar(b, number(limit, "threshold"), wide)]), wide, found])
+    return b.op("Where", [b.op("Greater", [inner, b.scalar(number(limit, "threshold"), wide)]), wide, found])
 
 
 @table({"SoftShrink": True, "HShrink": False})
 def shrink(soft: bool, b: Builder, x: Value, *, lambd: Operand = 0.5) -> Value:
     """0 where |x| is at most lambd; else x, of the soft one nearer to 0 by lambd."""
     margin = float(number(lambd, "lambd"))
-    return b.op("Shrink", [floating(b, x)], {"lambd": margin, "bias": margin if soft else 0.0})
+    return b.op("Shrink", [b.floating(x)], {"lambd": margin, "bias": margin if soft else 0.0})
 
 
 @primitive("Threshold")
 def threshold_(b: Builder, x: Value, *, threshold: Operand = 0, value: Operand = 0) -> Value:
     """x where it is above a threshold, else a value."""
-    wide = computable(b, x)
-    above = b.op("Greater", [wide, scalar(b, number(threshold, "threshold"), wide)])
-    return b.op("Where", [above, wide, scalar(b, number(value, "value"), wide)])
+    wide = b.computable(x)
+    above = b.op("Greater", [wide, b.scalar(number(threshold, "threshold"), wide)])
+    return b.op("Where", [above, wide, b.scalar(number(value, "value"), wide)])
 
 
 @primitive("LogSigmoid")
 def log_sigmoid(b: Builder, node: Node, x: Value) -> Operand:
     """log(1 / (1 + exp(-x))); a second result, if there is one, is for the gradient alone."""
-    wide = floating(b, x)
+    wide = b.floating(x)
     found = b.op("Neg", [b.op("Softplus", [b.op("Neg", [wide])])])
     return (found,) if len(node.result_types) > 1 else found
-
-
-@primitive("Mish", "MishExt")
-def mish(b: Builder, x: Value) -> Value:
-    """x tanh(log(1 + exp(x)))"""
-    wide = floating(b, x)
-    return b.op("Mul", [wide, b.op("Tanh", [b.op("Softplus", [wide])])])
 
 
 @table(alike("Softmax", "LogSoftmax"))
 def softmax(op_type: str, b: Builder, x: Value, *, axis: Operand = -1) -> Value:
     """exp(x) / sum of exp(x), or its logarithm, along one axis or, flattened, along several neighbours."""
-    wide = floating(b, x)
-    axes = axes_of(b, axis, wide)
+    wide = b.floating(x)
+    axes = b.axes_of(axis, wide)
     if wide.rank == 0:
         return b.reshape(b.op(op_type, [b.reshape(wide, (1,))], {"axis": 0}), ())
     if axes is None or isinstance(axes, Value):

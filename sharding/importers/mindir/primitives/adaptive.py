@@ -6,23 +6,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, table
-from sharding.importers.mindir.primitives.operands import computable, floating, integers, known_rank, scalar
+from sharding.importers.mindir.primitives.operands import (
+    Builder,
+    known_rank,
+)
 
 
 def _wanted(b: Builder, x: Value, setting: Operand, count: int) -> list[int | Value | None]:
     """The result's lengths along the last axes; None keeps one."""
     if not isinstance(setting, (tuple, Value)):
         setting = (setting,)
-    items = list(setting) if isinstance(setting, tuple) else list(integers(b, setting, "output_size"))
+    items = list(setting) if isinstance(setting, tuple) else list(b.integers(setting, "output_size"))
     items = items * count if len(items) == 1 else items
     found: list[int | Value | None] = []
     for item in items:
         if isinstance(item, Value) and item.constant is None:
             found.append(item)  # a length of the operand, as a rule
             continue
-        length = None if item is None else integers(b, item, "output_size")[0]
+        length = None if item is None else b.integers(item, "output_size")[0]
         found.append(None if length is None or length < 0 else length)
     if len(found) != count:
         raise RefusedError(f"output_size must have {count} numbers, found {len(found)}")
@@ -30,7 +32,7 @@ def _wanted(b: Builder, x: Value, setting: Operand, count: int) -> list[int | Va
 
 
 def _adaptive(b: Builder, x: Value, lengths: Sequence[int | Value | None], largest: bool) -> Value:
-    wide = floating(b, x) if not largest else computable(b, x)
+    wide = b.floating(x) if not largest else b.computable(x)
     first = (x.rank or 0) - len(lengths)
     for axis, wanted in enumerate(lengths, first):
         if wanted is not None:
@@ -95,7 +97,7 @@ def _adapted_later(
         found = b.op("ReduceMax", [apart, b.ints((-behind - 1,))], {"keepdims": 0})
     else:
         mask = b.unsqueeze(own, range(2, 2 + behind))
-        kept = b.op("Where", [mask, apart, scalar(b, 0, apart)])
+        kept = b.op("Where", [mask, apart, b.scalar(0, apart)])
         total = b.op("ReduceSum", [kept, b.ints((-behind - 1,))], {"keepdims": 0})
         found = b.op("Div", [total, b.unsqueeze(b.cast(size, x.dtype), range(1, 1 + behind))])
     if x.shape is not None:
@@ -139,4 +141,4 @@ def adaptive(row: tuple[int, bool], b: Builder, node: Node, x: Value, *, output_
     count, largest = row
     wanted = _wanted(b, x, output_size, count)
     found = _adaptive(b, x, wanted, largest)
-    return found if len(node.result_types) < 2 else (found, _places_of_largest(b, computable(b, x), wanted))
+    return found if len(node.result_types) < 2 else (found, _places_of_largest(b, b.computable(x), wanted))

@@ -6,17 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     BOOL,
     FLOAT32,
-    computable,
-    floating,
+    Builder,
     is_float,
     number,
-    promoted,
-    scalar,
     tensors,
     text,
 )
@@ -32,7 +28,7 @@ def binary(b: Builder, node: Node, op_type: str, x: Operand, y: Operand) -> Valu
 
 def common(b: Builder, node: Node, x: Operand, y: Operand) -> list[Value]:
     """Both in the type to compute in; a floating-point result decides where both operands are integers."""
-    pair = [computable(b, item) for item in promoted(b, x, y)]
+    pair = [b.computable(item) for item in b.promoted(x, y)]
     if node.result is not None and is_float(node.result.dtype) and not is_float(pair[0].dtype):
         wanted = node.result.dtype if node.result.dtype.kind == "f" else FLOAT32
         return [b.cast(item, wanted) for item in pair]
@@ -47,7 +43,7 @@ def simple(op_type: str, b: Builder, node: Node, x: Operand, y: Operand) -> Valu
 
 
 def _true_division(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
-    first, second = (floating(b, item) for item in common(b, node, x, y))
+    first, second = (b.floating(item) for item in common(b, node, x, y))
     return b.op("Div", [first, second])
 
 
@@ -89,7 +85,7 @@ def floored(b: Builder, x: Value, y: Value) -> Value:
 
 def _turns(b: Builder, remainder: Value, divisor: Value) -> Value:
     """Where a remainder is not 0 and has another sign than the divisor."""
-    zero = scalar(b, 0, remainder)
+    zero = b.scalar(0, remainder)
     uneven = b.op("Not", [b.op("Equal", [remainder, zero])])
     opposite = b.op("Xor", [b.op("Less", [remainder, zero]), b.op("Less", [divisor, zero])])
     return b.op("And", [uneven, opposite])
@@ -138,34 +134,27 @@ def scaled(op_type: str, b: Builder, node: Node, x: Operand, y: Operand, *, alph
 def div_no_nan(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     """A division that gives 0 where the divisor is 0."""
     first, second = common(b, node, x, y)
-    zero = b.op("Equal", [second, scalar(b, 0, second)])
-    safe = b.op("Where", [zero, scalar(b, 1, second), second])
-    return b.op("Where", [zero, scalar(b, 0, first), b.op("Div", [first, safe])])
+    zero = b.op("Equal", [second, b.scalar(0, second)])
+    safe = b.op("Where", [zero, b.scalar(1, second), second])
+    return b.op("Where", [zero, b.scalar(0, first), b.op("Div", [first, safe])])
 
 
-@primitive("MulNoNan")
-def mul_no_nan(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
-    """A product that is 0 where the second factor is, whatever the first."""
-    first, second = common(b, node, x, y)
-    zero = b.op("Equal", [second, scalar(b, 0, second)])
-    return b.op("Where", [zero, scalar(b, 0, first), b.op("Mul", [first, second])])
-
-
-@primitive("Xdivy")
-def xdivy(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
-    """x / y, 0 where x is."""
-    first, second = common(b, node, x, y)
-    zero = b.op("Equal", [first, scalar(b, 0, first)])
-    return b.op("Where", [zero, scalar(b, 0, first), b.op("Div", [first, second])])
+@table({"MulNoNan": (1, "Mul"), "Xdivy": (0, "Div")})
+def zero_where(row: tuple[int, str], b: Builder, node: Node, x: Operand, y: Operand) -> Value:
+    """x y, which is 0 where y is, or x / y, which is 0 where x is, whatever the other."""
+    place, op_type = row
+    pair = common(b, node, x, y)
+    zero = b.op("Equal", [pair[place], b.scalar(0, pair[place])])
+    return b.op("Where", [zero, b.scalar(0, pair[0]), b.op(op_type, pair)])
 
 
 @primitive("Xlogy", "XLogYScalarOther", "XLogYScalarSelf")
 def xlogy(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     """x log y, 0 where x is."""
-    first, second = (floating(b, item) for item in common(b, node, x, y))
-    zero = b.op("Equal", [first, scalar(b, 0, first)])
+    first, second = (b.floating(item) for item in common(b, node, x, y))
+    zero = b.op("Equal", [first, b.scalar(0, first)])
     product = b.op("Mul", [first, b.op("Log", [second])])
-    return b.op("Where", [zero, scalar(b, 0, first), product])
+    return b.op("Where", [zero, b.scalar(0, first), product])
 
 
 @primitive("SquaredDifference")
@@ -178,26 +167,26 @@ def squared_difference(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
 @primitive("Hypot")
 def hypot(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     """The hypotenuse, scaled by the longer side so that squares stay in range."""
-    first, second = (b.op("Abs", [floating(b, item)]) for item in common(b, node, x, y))
+    first, second = (b.op("Abs", [b.floating(item)]) for item in common(b, node, x, y))
     longer, shorter = b.op("Max", [first, second]), b.op("Min", [first, second])
-    safe = b.op("Where", [b.op("Equal", [longer, scalar(b, 0, longer)]), scalar(b, 1, longer), longer])
+    safe = b.op("Where", [b.op("Equal", [longer, b.scalar(0, longer)]), b.scalar(1, longer), longer])
     ratio = b.op("Div", [shorter, safe])
-    root = b.op("Sqrt", [b.op("Add", [b.op("Mul", [ratio, ratio]), scalar(b, 1, ratio)])])
-    endless = b.op("Equal", [longer, scalar(b, np.inf, longer)])
+    root = b.op("Sqrt", [b.op("Add", [b.op("Mul", [ratio, ratio]), b.scalar(1, ratio)])])
+    endless = b.op("Equal", [longer, b.scalar(np.inf, longer)])
     return b.op("Where", [endless, longer, b.op("Mul", [longer, root])])
 
 
 @primitive("Atan2", "Atan2Ext")
 def atan2(b: Builder, node: Node, y: Operand, x: Operand) -> Value:
     """The angle of the point (x, y), in radians from -pi to pi."""
-    first, second = (floating(b, item) for item in common(b, node, y, x))
-    zero, pi = scalar(b, 0, first), scalar(b, np.pi, first)
+    first, second = (b.floating(item) for item in common(b, node, y, x))
+    zero, pi = b.scalar(0, first), b.scalar(np.pi, first)
     axis = b.op("Equal", [second, zero])
-    angle = b.op("Atan", [b.op("Div", [first, b.op("Where", [axis, scalar(b, 1, first), second])])])
+    angle = b.op("Atan", [b.op("Div", [first, b.op("Where", [axis, b.scalar(1, first), second])])])
     below = b.op("Less", [first, zero])
     turned = b.op("Add", [angle, b.op("Where", [below, b.op("Neg", [pi]), pi])])
     angle = b.op("Where", [b.op("Less", [second, zero]), turned, angle])
-    upright = b.op("Mul", [b.op("Sign", [first]), scalar(b, np.pi / 2, first)])
+    upright = b.op("Mul", [b.op("Sign", [first]), b.scalar(np.pi / 2, first)])
     return b.op("Where", [axis, upright, angle])
 
 
@@ -244,16 +233,16 @@ def log_add(b: Builder, first: Value, second: Value, base: float) -> Value:
     """The logarithm of the sum of two powers of a base, without overflow; not of two infinities."""
     larger = b.op("Max", [first, second])
     distance = b.op("Neg", [b.op("Abs", [b.op("Sub", [first, second])])])
-    scale = scalar(b, np.log(base), distance)
+    scale = b.scalar(np.log(base), distance)
     raised = b.op("Exp", [b.op("Mul", [distance, scale])])
-    rest = b.op("Div", [b.op("Log", [b.op("Add", [raised, scalar(b, 1, raised)])]), scale])
+    rest = b.op("Div", [b.op("Log", [b.op("Add", [raised, b.scalar(1, raised)])]), scale])
     return b.op("Add", [larger, rest])
 
 
 @table({"LogAddExp": np.e, "LogAddExp2": 2.0})
 def log_add_powers(base: float, b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     """The logarithm of the sum of two powers of a base, without overflow."""
-    first, second = (floating(b, item) for item in common(b, node, x, y))
+    first, second = (b.floating(item) for item in common(b, node, x, y))
     return log_add(b, first, second, base)
 
 
@@ -262,7 +251,7 @@ def log_add_powers(base: float, b: Builder, node: Node, x: Operand, y: Operand) 
 })  # fmt: skip
 def bitwise(kind: str, b: Builder, x: Operand, y: Operand) -> Value:
     """Each pair of bits combined; of truth values, the values."""
-    first, second = promoted(b, x, y)
+    first, second = b.promoted(x, y)
     if is_float(first.dtype):
         raise RefusedError(f"bits of {first.dtype} cannot be combined")
     return b.op(kind if first.dtype == BOOL else f"Bitwise{kind}", [first, second])

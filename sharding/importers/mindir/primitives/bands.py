@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sharding.common.arrays import Array
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import integer, integers, known_rank, text
+from sharding.importers.mindir.primitives.operands import Builder, known_rank, text
 
 _ALIGNMENTS = ("right_left", "left_right", "left_left", "right_right")
 
@@ -55,7 +54,7 @@ class _Band:
 
 
 def _offsets(b: Builder, k: Operand) -> tuple[int, int]:
-    found = integers(b, k, "k")
+    found = b.integers(k, "k")
     if not 1 <= len(found) <= 2 or found[0] > found[-1]:
         raise RefusedError(f"k must be one diagonal or the lowest and the highest, found {found}")
     return found[0], found[-1]
@@ -119,7 +118,7 @@ def matrix_diag(
     low, high = offsets = _offsets(b, k)
     (longest,) = _known(x, 1)
     height, width = longest - min(high, 0), longest + max(low, 0)
-    given = integer(b, rows, "num_rows"), integer(b, columns, "num_cols")
+    given = b.integer(rows, "num_rows"), b.integer(columns, "num_cols")
     if given == (-1, -1):
         height = width = max(height, width)
     else:

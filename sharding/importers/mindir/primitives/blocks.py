@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
+    Builder,
     flattened,
-    integer,
-    integers,
     is_float,
     known_rank,
-    moved,
 )
 
 
 @primitive("SpaceToDepth")
 def space_to_depth(b: Builder, x: Value, *, block_size: Operand = 1) -> Value:
     """Blocks of places as channels."""
-    size = integer(b, block_size, "block_size")
+    size = b.integer(block_size, "block_size")
     if is_float(x.dtype) or size < 1 or x.shape is None or len(x.shape) != 4 or None in x.shape[1:]:
         return b.op("SpaceToDepth", [x], {"blocksize": size})
     channels, height, width = (length or 0 for length in x.shape[1:])  # there is no kernel for integers
@@ -32,7 +29,7 @@ def space_to_depth(b: Builder, x: Value, *, block_size: Operand = 1) -> Value:
 @primitive("DepthToSpace")
 def depth_to_space(b: Builder, x: Value, *, block_size: Operand = 1) -> Value:
     """Channels as blocks of places, the blocks' places first."""
-    size = integer(b, block_size, "block_size")
+    size = b.integer(block_size, "block_size")
     if is_float(x.dtype) or size < 1 or x.shape is None or len(x.shape) != 4 or None in x.shape[1:]:
         return b.op("DepthToSpace", [x], {"blocksize": size, "mode": "DCR"})
     channels, height, width = (length or 0 for length in x.shape[1:])  # there is no kernel for integers
@@ -44,7 +41,7 @@ def depth_to_space(b: Builder, x: Value, *, block_size: Operand = 1) -> Value:
 @primitive("PixelShuffle")
 def pixel_shuffle(b: Builder, x: Value, *, upscale_factor: Operand = 1) -> Value:
     """Channels as blocks of places, the channels first."""
-    attributes = {"blocksize": integer(b, upscale_factor, "upscale_factor"), "mode": "CRD"}
+    attributes = {"blocksize": b.integer(upscale_factor, "upscale_factor"), "mode": "CRD"}
     rank = known_rank(x)
     if rank == 4:
         return b.op("DepthToSpace", [x], attributes)
@@ -58,11 +55,11 @@ def pixel_shuffle(b: Builder, x: Value, *, upscale_factor: Operand = 1) -> Value
 def channel_shuffle(b: Builder, x: Value, *, group: Operand = 1) -> Value:
     """The channels of groups interleaved."""
     shape = b.lengths(x)
-    groups = integer(b, group, "group")
+    groups = b.integer(group, "group")
     channels = shape[1]
     each = channels // groups if isinstance(channels, int) and groups > 0 else -1
     split_ = b.reshape(x, (shape[0], groups, each, *shape[2:]))
-    return b.reshape(moved(b, split_, 1, 2), shape)
+    return b.reshape(b.moved(split_, 1, 2), shape)
 
 
 @primitive("SpaceToBatch", "SpaceToBatchND")
@@ -124,6 +121,6 @@ def _block(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Block lengths and what is around each axis, before and after."""
     wanted = node.attributes.get("block_shape") if setting is None else setting
-    pads = integers(b, flattened(around), what)
-    block = integers(b, wanted, "block_size", len(pads) // 2)
+    pads = b.integers(flattened(around), what)
+    block = b.integers(wanted, "block_size", len(pads) // 2)
     return block, pads

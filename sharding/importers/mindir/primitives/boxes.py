@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, Value, primitive
-from sharding.importers.mindir.primitives.operands import BOOL, FLOAT32, INT32, INT64, number, text
+from sharding.importers.mindir.primitives.operands import BOOL, FLOAT32, INT32, INT64, Builder, number, text
 
 # Boxes
 

@@ -7,7 +7,6 @@ executor runs. A file does not say which rank it is for, nor, in ``AllReduce``, 
 from __future__ import annotations
 
 from sharding.common.bounds import MAX_RANKS
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import (
     Node,
     Operand,
@@ -16,7 +15,7 @@ from sharding.importers.mindir.primitives.base import (
     Value,
     primitive,
 )
-from sharding.importers.mindir.primitives.operands import computable
+from sharding.importers.mindir.primitives.operands import Builder
 from sharding.slices.domains import MICROSOFT, OWN_DOMAIN
 
 _REDUCTIONS = {"max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd", "sum": "ReduceSum"}
@@ -45,7 +44,7 @@ def all_reduce(b: Builder, node: Node, x: Value) -> Value:
     part = b.op("Unsqueeze", [x, axis])
     shape = None if x.shape is None else (None, *x.shape)
     every = b.op("AllGather", [part], {"axis": 0}, domain=MICROSOFT, types=[TensorType(x.dtype, shape)])
-    return b.cast(b.op(_REDUCTIONS[op], [computable(b, every), axis], {"keepdims": 0}), x.dtype)
+    return b.cast(b.op(_REDUCTIONS[op], [b.computable(every), axis], {"keepdims": 0}), x.dtype)
 
 
 @primitive("Broadcast")
@@ -90,7 +89,7 @@ def reduce_scatter(b: Builder, node: Node, x: Value) -> Value:
     parts = _to_all(b, x, size)
     rest = b.lengths(x)
     split = b.reshape(parts, (size, -1 if isinstance(rest[0], Value) else rest[0] // size, *rest[1:]))
-    return b.cast(b.op(_REDUCTIONS[op], [computable(b, split), b.const([0])], {"keepdims": 0}), x.dtype)
+    return b.cast(b.op(_REDUCTIONS[op], [b.computable(split), b.const([0])], {"keepdims": 0}), x.dtype)
 
 
 @primitive("AlltoAll", "AllToAll")

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     BOOL,
-    computable,
-    floating,
+    Builder,
     is_float,
     known_rank,
     number,
-    promoted,
     result_type,
-    scalar,
 )
 
 
@@ -25,8 +21,8 @@ from sharding.importers.mindir.primitives.operands import (
 })  # fmt: skip
 def comparison(op_type: str, b: Builder, x: Operand, y: Operand) -> Value:
     """A comparison of ONNX's in the operands' common type."""
-    first, second = promoted(b, x, y)
-    return b.op(op_type, [computable(b, first), computable(b, second)])
+    first, second = b.promoted(x, y)
+    return b.op(op_type, [b.computable(first), b.computable(second)])
 
 
 @primitive("NotEqual")
@@ -59,11 +55,11 @@ def is_close(
     b: Builder, x: Value, y: Value, *, rtol: Operand = 1e-5, atol: Operand = 1e-8, equal_nan: Operand = False
 ) -> Value:
     """Where |x - y| <= atol + rtol |y|, or both are the same infinity, or, if wanted, no numbers."""
-    first, second = (floating(b, item) for item in promoted(b, x, y))
-    slack = b.op("Mul", [b.op("Abs", [second]), scalar(b, number(rtol, "rtol"), second)])
-    bound = b.op("Add", [slack, scalar(b, number(atol, "atol"), second)])
+    first, second = (b.floating(item) for item in b.promoted(x, y))
+    slack = b.op("Mul", [b.op("Abs", [second]), b.scalar(number(rtol, "rtol"), second)])
+    bound = b.op("Add", [slack, b.scalar(number(atol, "atol"), second)])
     close = b.op("LessOrEqual", [b.op("Abs", [b.op("Sub", [first, second])]), bound])
-    infinite = b.op("Equal", [b.op("Abs", [second]), scalar(b, np.inf, second)])
+    infinite = b.op("Equal", [b.op("Abs", [second]), b.scalar(np.inf, second)])
     close = b.op("And", [close, b.op("Not", [infinite])])
     close = b.op("Or", [close, b.op("Equal", [first, second])])
     if number(equal_nan, "equal_nan"):
@@ -74,16 +70,16 @@ def is_close(
 @primitive("ApproximateEqual")
 def approximate_equal(b: Builder, x: Value, y: Value, *, tolerance: Operand = 1e-5) -> Value:
     """Where |x - y| is below a bound."""
-    first, second = promoted(b, x, y)
-    distance = b.op("Abs", [b.op("Sub", [computable(b, first), computable(b, second)])])
-    return b.op("Less", [distance, scalar(b, number(tolerance, "tolerance"), distance)])
+    first, second = b.promoted(x, y)
+    distance = b.op("Abs", [b.op("Sub", [b.computable(first), b.computable(second)])])
+    return b.op("Less", [distance, b.scalar(number(tolerance, "tolerance"), distance)])
 
 
 @primitive("Heaviside")
 def heaviside(b: Builder, x: Value, values: Value) -> Value:
     """0 below 0, 1 above, and the second operand at 0."""
-    first, second = (computable(b, item) for item in promoted(b, x, values))
-    zero, one = scalar(b, 0, first), scalar(b, 1, first)
+    first, second = (b.computable(item) for item in b.promoted(x, values))
+    zero, one = b.scalar(0, first), b.scalar(1, first)
     sides = b.op("Where", [b.op("Greater", [first, zero]), one, zero])
     return b.op("Where", [b.op("Equal", [first, zero]), second, sides])
 
@@ -91,7 +87,7 @@ def heaviside(b: Builder, x: Value, values: Value) -> Value:
 @table({"Fmax": "Max", "Fmin": "Min"})
 def skipping_nan(op_type: str, b: Builder, x: Value, y: Value) -> Value:
     """The larger or the smaller; what is no number gives way."""
-    first, second = (computable(b, item) for item in promoted(b, x, y))
+    first, second = (b.computable(item) for item in b.promoted(x, y))
     if not is_float(first.dtype):
         return b.op(op_type, [first, second])
     one = b.op("Where", [b.op("IsNaN", [first]), second, first])
@@ -102,14 +98,14 @@ def skipping_nan(op_type: str, b: Builder, x: Value, y: Value) -> Value:
 @primitive("LeftShift")
 def left_shift(b: Builder, x: Value, y: Value) -> Value:
     """Bits moved up: a product with a power of two, which wraps around as the shift does."""
-    first, second = (b.cast(item, np.int64) for item in promoted(b, x, y))
+    first, second = (b.cast(item, np.int64) for item in b.promoted(x, y))
     return b.op("Mul", [first, _two_to(b, second)])
 
 
 @primitive("RightShift")
 def right_shift(b: Builder, x: Value, y: Value) -> Value:
     """Bits moved down; the sign stays."""
-    first, second = (b.cast(item, np.int64) for item in promoted(b, x, y))
+    first, second = (b.cast(item, np.int64) for item in b.promoted(x, y))
     divisor = _two_to(b, second)
     rest = b.op("Mod", [first, divisor])
     return b.op("Div", [b.op("Sub", [first, rest]), divisor])
@@ -127,7 +123,7 @@ def select(b: Builder, node: Node, condition: Operand, x: Operand, y: Operand) -
 
     MindSpore's Select lets a condition of fewer axes choose whole rows; SelectV2 broadcasts.
     """
-    first, second = promoted(b, x, y)
+    first, second = b.promoted(x, y)
     chosen = b.cast(condition, BOOL)
     if node.op_type == "Select" and chosen.shape is not None and first.shape is not None:
         missing = len(first.shape) - len(chosen.shape)
@@ -170,9 +166,9 @@ def check_valid(b: Builder, node: Node, boxes: Value, image: Value) -> Value:
     left_top = b.op("Slice", [first, b.ints((0,)), b.ints((2,)), b.ints((1,))])
     right_bottom = b.op("Slice", [first, b.ints((2,)), b.ints((4,)), b.ints((1,))])
     corner = b.op("Mul", [b.op("Concat", [width, height], {"axis": 0}), ratio])
-    corner = b.op("Sub", [corner, scalar(b, 1, corner)])
+    corner = b.op("Sub", [corner, b.scalar(1, corner)])
     inside = b.op("And", [
-        b.op("GreaterOrEqual", [left_top, scalar(b, 0, left_top)]),
+        b.op("GreaterOrEqual", [left_top, b.scalar(0, left_top)]),
         b.op("LessOrEqual", [right_bottom, corner]),
     ])  # fmt: skip
     counted = b.op("ReduceMin", [b.cast(inside, np.int32), b.ints((1,))], {"keepdims": 0})

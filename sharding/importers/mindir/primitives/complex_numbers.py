@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from sharding.common.arrays import Array
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import (
     ComplexValue,
     Node,
@@ -23,7 +22,9 @@ from sharding.importers.mindir.primitives.base import (
     element_type,
     primitive,
 )
-from sharding.importers.mindir.primitives.operands import computable, floating, full_like, promoted, scalar
+from sharding.importers.mindir.primitives.operands import (
+    Builder,
+)
 
 _LINEAR = frozenset(
     {
@@ -95,7 +96,7 @@ def _part(b: Builder, operand: Any, imaginary: bool, among: bool) -> Any:
     if isinstance(operand, ComplexValue):
         return operand.imaginary if imaginary else operand.real
     if among and imaginary and isinstance(operand, Value):
-        return full_like(b, operand, 0)
+        return b.full_like(operand, 0)
     return 0.0 if among and imaginary and isinstance(operand, (int, float)) else operand
 
 
@@ -103,14 +104,14 @@ def parts_of(b: Builder, operand: Operand) -> tuple[Value, Value]:
     """The real and the imaginary parts, of real numbers too."""
     if isinstance(operand, ComplexValue):
         return operand.real, operand.imaginary
-    real = floating(b, b.value(operand))
-    return real, full_like(b, real, 0)
+    real = b.floating(b.value(operand))
+    return real, b.full_like(real, 0)
 
 
 @primitive("Complex")
 def complex_(b: Builder, real: Value, imaginary: Value) -> Value:
     """Of its parts."""
-    one, other = (floating(b, item) for item in promoted(b, real, imaginary))
+    one, other = (b.floating(item) for item in b.promoted(real, imaginary))
     shape = b.op("Shape", [b.op("Add", [one, other])]) if one.shape != other.shape else None
     if shape is not None:
         one, other = (b.op("Expand", [item, shape]) for item in (one, other))
@@ -120,7 +121,7 @@ def complex_(b: Builder, real: Value, imaginary: Value) -> Value:
 @primitive("Polar")
 def polar(b: Builder, size: Value, angle: Value) -> Value:
     """Of a distance from 0 and an angle."""
-    one, other = (floating(b, item) for item in promoted(b, size, angle))
+    one, other = (b.floating(item) for item in b.promoted(size, angle))
     return made(*(b.op("Mul", [one, b.op(kind, [other])]) for kind in ("Cos", "Sin")))
 
 
@@ -133,7 +134,7 @@ def real(b: Builder, x: Value) -> Value:
 @primitive("Imag", of_complex=True)
 def imaginary_part(b: Builder, x: Value) -> Value:
     """The imaginary part."""
-    return x.imaginary if isinstance(x, ComplexValue) else full_like(b, x, 0)
+    return x.imaginary if isinstance(x, ComplexValue) else b.full_like(x, 0)
 
 
 @primitive("Conj", of_complex=True)
@@ -151,9 +152,9 @@ def angle(b: Builder, node: Node, x: Value) -> Value:
         found = atan2(b, node, x.imaginary, x.real)
         assert isinstance(found, Value)
         return found
-    wide = computable(b, x)
-    return b.op("Where", [b.op("Less", [wide, scalar(b, 0, wide)]), scalar(b, np.pi, floating(b, x)),
-                          scalar(b, 0, floating(b, x))])  # fmt: skip
+    wide = b.computable(x)
+    return b.op("Where", [b.op("Less", [wide, b.scalar(0, wide)]), b.scalar(np.pi, b.floating(x)),
+                          b.scalar(0, b.floating(x))])  # fmt: skip
 
 
 @primitive("ComplexAbs", of_complex=True)

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.matmul import channels_last
-from sharding.importers.mindir.primitives.operands import computable, integer, integers, promoted, text
+from sharding.importers.mindir.primitives.operands import (
+    Builder,
+    text,
+)
 
 PAD_MODES = ("pad", "same", "valid")
 """In the order of version 3's numbers."""
@@ -104,9 +106,9 @@ def _window(b: Builder, node: Node, spatial: int) -> _Window:
         return next((attributes[name] for name in names if attributes.get(name) is not None), default)
 
     return _Window(
-        last(integers(b, first("stride", "strides", default=1), "stride"), spatial, "stride"),
-        last(integers(b, first("dilation", "dilations", default=1), "dilation"), spatial, "dilation"),
-        integer(b, first("group", "groups", default=1), "group"),
+        last(b.integers(first("stride", "strides", default=1), "stride"), spatial, "stride"),
+        last(b.integers(first("dilation", "dilations", default=1), "dilation"), spatial, "dilation"),
+        b.integer(first("group", "groups", default=1), "group"),
         text(first("pad_mode", default="valid"), "pad_mode", PAD_MODES),
         first("pad_list", "pad", default=0),
     )
@@ -124,7 +126,7 @@ def _classic(b: Builder, node: Node, x: Value, w: Value, spatial: int, group: in
     setting = node.attributes.get("format", node.attributes.get("data_format", "NCHW"))
     flip = channels_last(setting)
     rank = spatial + 2
-    x, w = (computable(b, item) for item in promoted(b, x, w))
+    x, w = (b.computable(item) for item in b.promoted(x, w))
     if flip:
         x, w = (b.transpose(item, [0, rank - 1, *range(1, rank - 1)]) for item in (x, w))
     kernel = kernel_of(w)
@@ -132,7 +134,7 @@ def _classic(b: Builder, node: Node, x: Value, w: Value, spatial: int, group: in
     if window.mode == "same":
         x, padding = same_padding(b, x, kernel, window.strides, window.dilations)
     elif window.mode == "pad":
-        padding = {"pads": paired(integers(b, window.pads, "pad"), spatial, "pad")}
+        padding = {"pads": paired(b.integers(window.pads, "pad"), spatial, "pad")}
     found = b.op("Conv", [x, w], {
         "kernel_shape": kernel, "strides": window.strides, "dilations": window.dilations,
         "group": window.group if group is None else group, **padding,
@@ -172,10 +174,10 @@ def _transposed(b: Builder, node: Node, x: Value, w: Value, shape: Operand, spat
     reach = [(size - 1) * gap + 1 for size, gap in zip(kernel, window.dilations, strict=True)]
     more = [max(step - size, 0) for step, size in zip(window.strides, reach, strict=True)]
     if window.mode == "pad":
-        pads = paired(integers(b, window.pads, "pad"), spatial, "pad")
+        pads = paired(b.integers(window.pads, "pad"), spatial, "pad")
         added = node.attributes.get("output_padding")
         more = (
-            last(integers(b, added, "output_padding"), spatial, "output_padding") if added else [0] * spatial
+            last(b.integers(added, "output_padding"), spatial, "output_padding") if added else [0] * spatial
         )
     elif window.mode == "same":
         totals = [max(size - step, 0) for step, size in zip(window.strides, reach, strict=True)]
@@ -199,7 +201,7 @@ def _transposed(b: Builder, node: Node, x: Value, w: Value, shape: Operand, spat
             if more[axis] < 0:  # shorter than without: cut at the end
                 pads[axis + spatial] -= more[axis]
                 more[axis] = 0
-    first, second = (computable(b, item) for item in promoted(b, x, w))
+    first, second = (b.computable(item) for item in b.promoted(x, w))
     return b.op("ConvTranspose", [first, second], {
         "kernel_shape": kernel, "strides": window.strides, "dilations": window.dilations,
         "group": window.group, "pads": pads, "output_padding": more if any(more) else None,

@@ -6,15 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.conv import PAD_MODES, kernel_of, last, paired, same_padding
 from sharding.importers.mindir.primitives.operands import (
-    computable,
-    integer,
-    integers,
+    Builder,
     known_rank,
-    promoted,
     text,
 )
 
@@ -38,20 +34,20 @@ def _ext(b: Builder, x: Value, w: Value, bias: Operand, steps: _Steps) -> Value:
     spatial = known_rank(w) - 2
     lone = x.rank == spatial + 1
     x = b.unsqueeze(x, [0]) if lone else x
-    operands = [computable(b, item) for item in promoted(b, x, w)]
+    operands = [b.computable(item) for item in b.promoted(x, w)]
     kernel = kernel_of(w)
-    strides = last(integers(b, steps.stride, "stride"), spatial, "stride")
-    dilations = last(integers(b, steps.dilation, "dilation"), spatial, "dilation")
+    strides = last(b.integers(steps.stride, "stride"), spatial, "stride")
+    dilations = last(b.integers(steps.dilation, "dilation"), spatial, "dilation")
     if padding is None:
         operands[0], padding = same_padding(b, operands[0], kernel, strides, dilations)
     if isinstance(bias, Value):
         operands.append(b.cast(bias, operands[0].dtype))
     more: list[int] = []
     if transposed:
-        more = last(integers(b, steps.output_padding, "output_padding"), spatial, "output_padding")
+        more = last(b.integers(steps.output_padding, "output_padding"), spatial, "output_padding")
     found = b.op("ConvTranspose" if transposed else "Conv", operands, {
         "kernel_shape": kernel, "strides": strides, "dilations": dilations,
-        "group": integer(b, steps.groups, "groups"), "output_padding": more if any(more) else None, **padding,
+        "group": b.integer(steps.groups, "groups"), "output_padding": more if any(more) else None, **padding,
     })  # fmt: skip
     return b.squeeze(found, [0]) if lone else found
 
@@ -60,7 +56,7 @@ def _around(b: Builder, padding: Operand, w: Value, named: bool) -> dict[str, ob
     """Padding by its name, or from one number for each axis; None keeps the lengths."""
     if named:
         return None if text(padding, "padding", PAD_MODES) == "same" else {}
-    each = last(integers(b, padding, "padding"), known_rank(w) - 2, "padding")
+    each = last(b.integers(padding, "padding"), known_rank(w) - 2, "padding")
     return {"pads": each * 2}
 
 
@@ -126,7 +122,7 @@ def conv_transpose(
 
 def _windows(b: Builder, x: Value, ksizes: Operand) -> tuple[list[int], int, int]:
     """(a window's lengths, the number of channels, that of places in a window)"""
-    kernel = last(integers(b, ksizes, "ksizes"), 2, "ksizes")
+    kernel = last(b.integers(ksizes, "ksizes"), 2, "ksizes")
     channels = b.dim(x, 1)
     if not isinstance(channels, int):
         raise RefusedError("the number of channels must be known")
@@ -170,7 +166,7 @@ def im2col(
     mode = text(node.attributes.get("padding_mode", "calculated"), "padding_mode", ("calculated", *PAD_MODES))
     around: dict[str, object] | None = None
     if mode != "same":
-        around = {"pads": paired(integers(b, pads, "pads"), 2, "pads")} if mode != "valid" else {}
+        around = {"pads": paired(b.integers(pads, "pads"), 2, "pads")} if mode != "valid" else {}
     found, channels, places = _columns(b, x, ksizes, strides, dilations, around)
     return b.reshape(found, (b.dim(x, 0), channels, places, -1))
 
@@ -202,7 +198,7 @@ def im2col_ext(
     stride: Operand = 1,
 ) -> Value:
     """The same, (batch, channels and places in the window as one, window)."""
-    pads = last(integers(b, padding, "padding"), 2, "padding") * 2
+    pads = last(b.integers(padding, "padding"), 2, "padding") * 2
     channels = b.dim(x, 1)
     # Channels of which it is not known how many there are become entries of the batch.
     apart = x if isinstance(channels, int) else b.reshape(x, (-1, 1, b.dim(x, 2), b.dim(x, 3)))

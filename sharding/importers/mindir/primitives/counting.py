@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import ABSENT, Absent, Node, Operand, Value, primitive
 from sharding.importers.mindir.primitives.indexing import END
 from sharding.importers.mindir.primitives.operands import (
     INT64,
-    computable,
-    filled,
-    floating,
-    integer,
+    Builder,
     is_float,
     known_rank,
     number,
     result_type,
-    scalar,
 )
 
 
 def _sortable(b: Builder, x: Value) -> Value:
     """In a type that ONNX Runtime compares."""
-    return computable(b, x) if is_float(x.dtype) else b.cast(x, INT64)
+    return b.computable(x) if is_float(x.dtype) else b.cast(x, INT64)
 
 
 @primitive("Unique2")
@@ -49,7 +44,7 @@ def unique_along(
     b: Builder, x: Value, *, sorted: Operand = True, return_inverse: Operand = False, dim: Operand = 0
 ) -> Operand:
     """The same of the parts along an axis."""
-    attributes = {"sorted": 1, "axis": b.axis(integer(b, dim, "dim"), x)}
+    attributes = {"sorted": 1, "axis": b.axis(b.integer(dim, "dim"), x)}
     values, _, inverse, counts = b.ops("Unique", [_sortable(b, x)], attributes, outputs=4)
     return values, inverse, counts
 
@@ -67,7 +62,7 @@ def unique_consecutive(
     """Equal neighbours as one; which of these each element is in; how many each is."""
     along = node.attributes.get("axis", dim) if dim is None else dim
     line = b.reshape(x, (-1,)) if along is None else x
-    axis = 0 if along is None else b.axis(integer(b, along, "dim"), x)
+    axis = 0 if along is None else b.axis(b.integer(along, "dim"), x)
     place, first, one = b.ints((axis,)), b.ints((0,)), b.ints((1,))
     later = b.op("Slice", [line, one, b.ints((END,)), place])
     earlier = b.op("Slice", [line, first, b.ints((-1,)), place])
@@ -96,14 +91,14 @@ def unique_consecutive(
 def bincount(b: Builder, node: Node, x: Value, *, weights: Operand = None, minlength: Operand = 0) -> Value:
     """How often each number occurs, or the sum of the weights of its places."""
     numbers = b.cast(x, INT64)
-    least = b.const([integer(b, minlength, "minlength") - 1], np.int64)
+    least = b.const([b.integer(minlength, "minlength") - 1], np.int64)
     most = b.op("ReduceMax", [b.op("Concat", [numbers, least], {"axis": 0})], {"keepdims": 1})
     length = b.op("Add", [most, b.const([1], np.int64)])
     if isinstance(weights, Value):
-        added = floating(b, b.cast(weights, result_type(node, weights.dtype)))
+        added = b.floating(b.cast(weights, result_type(node, weights.dtype)))
     else:
-        added = filled(b, b.shape_of(numbers), 1, INT64)
-    nothing = b.op("Expand", [scalar(b, 0, added), length])
+        added = b.filled(b.shape_of(numbers), 1, INT64)
+    nothing = b.op("Expand", [b.scalar(0, added), length])
     return b.op("ScatterElements", [nothing, numbers, added], {"reduction": "add", "axis": 0})
 
 
@@ -112,22 +107,22 @@ def histogram(
     b: Builder, node: Node, x: Value, *, bins: Operand = 100, min: Operand = 0, max: Operand = 0
 ) -> Value:
     """How many elements lie in each of equal parts of a range: by default from the least to the largest."""
-    count = integer(b, bins, "bins")
+    count = b.integer(bins, "bins")
     lower, upper = (float(number(item, "a bound")) for item in (min, max))
-    flat = floating(b, b.reshape(x, (-1,)))
-    low, high = (scalar(b, item, flat) for item in (lower, upper))
+    flat = b.floating(b.reshape(x, (-1,)))
+    low, high = (b.scalar(item, flat) for item in (lower, upper))
     if lower == upper:
         least, most = (b.op(kind, [flat], {"keepdims": 0}) for kind in ("ReduceMin", "ReduceMax"))
-        alone, one = b.op("Equal", [least, most]), scalar(b, 1, flat)
+        alone, one = b.op("Equal", [least, most]), b.scalar(1, flat)
         low = b.op("Where", [alone, b.op("Sub", [least, one]), least])
         high = b.op("Where", [alone, b.op("Add", [most, one]), most])
     width = b.op("Sub", [high, low])
-    place = b.op("Div", [b.op("Mul", [b.op("Sub", [flat, low]), scalar(b, count, flat)]), width])
+    place = b.op("Div", [b.op("Mul", [b.op("Sub", [flat, low]), b.scalar(count, flat)]), width])
     inside = b.op("And", [b.op("GreaterOrEqual", [flat, low]), b.op("LessOrEqual", [flat, high])])
     # What is equal to the upper bound belongs to the last part; what lies outside, to one that is left out.
     part = b.op("Min", [b.cast(b.op("Floor", [place]), INT64), b.const(count - 1, np.int64)])
     part = b.op("Where", [inside, part, b.const(count, np.int64)])
-    ones = filled(b, b.shape_of(part), 1, INT64)
+    ones = b.filled(b.shape_of(part), 1, INT64)
     nothing = b.const(np.zeros(count + 1, np.int64))
     found = b.op("ScatterElements", [nothing, part, ones], {"reduction": "add", "axis": 0})
     kept = b.op("Slice", [found, b.ints((0,)), b.ints((count,)), b.ints((0,))])

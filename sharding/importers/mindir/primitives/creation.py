@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 
 from sharding.common.arrays import Array
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import (
     Node,
     Operand,
@@ -19,18 +18,13 @@ from sharding.importers.mindir.primitives.base import (
 from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
     INT64,
-    behind,
-    computable,
+    Builder,
     element_type,
-    filled,
-    integer,
     is_float,
     joined_length,
     known_rank,
     number,
-    promoted,
     result_type,
-    scalar,
 )
 
 
@@ -58,7 +52,7 @@ def _filled(b: Builder, node: Node, shape: Operand, value: Operand, dtype: Opera
     default = value.dtype if isinstance(value, Value) else FLOAT32
     wanted = element_type(dtype, result_type(node, default))
     amount = value if isinstance(value, Value) else number(value, "the number to fill with")
-    return filled(b, shape, amount, wanted)
+    return b.filled(shape, amount, wanted)
 
 
 @primitive("Empty")
@@ -71,7 +65,7 @@ def empty(b: Builder, node: Node, shape: Operand, dtype: Operand = None, *rest: 
 def empty_like(b: Builder, node: Node, like: Value, *rest: Operand) -> Value:
     """The same in the shape of another tensor, or in a given one."""
     shape = rest[0] if node.op_type == "NewEmpty" else b.shape_of(like)
-    return filled(b, shape, 0, result_type(node, like.dtype))
+    return b.filled(shape, 0, result_type(node, like.dtype))
 
 
 @table({"Zeros": 0, "Ones": 1})
@@ -106,8 +100,8 @@ def arange(
 
 def _range(b: Builder, node: Node, start: Operand, end: Operand, step: Operand, dtype: Operand) -> Value:
     flat = []
-    for item in promoted(b, start, end, step):
-        wide = computable(b, item)
+    for item in b.promoted(start, end, step):
+        wide = b.computable(item)
         flat.append(wide if wide.rank == 0 else b.op("Reshape", [wide, b.const([], np.int64)]))
     wanted = element_type(dtype, result_type(node, flat[0].dtype))
     return b.cast(b.op("Range", flat), wanted)
@@ -128,7 +122,7 @@ def lin_space(
         steps_ = b.cast(b.op("Max", [b.op("Sub", [count, 1]), 1]), FLOAT32)
         places = b.op("Div", [b.cast(line, FLOAT32), steps_])
     else:
-        length = integer(b, num, "num")
+        length = b.integer(num, "num")
         if length < 1:
             raise RefusedError(f"num must be positive, found {length}")
         places = b.const(np.arange(length) / max(length - 1, 1), np.float32)
@@ -150,7 +144,7 @@ def log_space(
 ) -> Value:
     """Powers of a base with this many exponents at equal distances."""
     exponents = b.cast(lin_space(b, node, start, stop, steps, None), FLOAT32)
-    found = b.op("Pow", [b.const(np.float32(integer(b, base, "base"))), exponents])
+    found = b.op("Pow", [b.const(np.float32(b.integer(base, "base"))), exponents])
     return b.cast(found, element_type(dtype, result_type(node, FLOAT32)))
 
 
@@ -159,23 +153,23 @@ def eye(b: Builder, node: Node, rows: Operand, columns: Operand, dtype: Operand 
     """Ones along the diagonal."""
     wanted = element_type(dtype, result_type(node, FLOAT32))
     if b.known_ints(rows) is None or b.known_ints(columns) is None:
-        blank = filled(b, (rows, columns), 0, FLOAT32)
+        blank = b.filled((rows, columns), 0, FLOAT32)
         return b.cast(b.op("EyeLike", [blank]), wanted)
-    return b.const(np.eye(integer(b, rows, "n"), integer(b, columns, "m")).astype(wanted))
+    return b.const(np.eye(b.integer(rows, "n"), b.integer(columns, "m")).astype(wanted))
 
 
 @table({"Triu": 1, ("Tril", "TrilExt"): 0})
 def triangle(upper: int, b: Builder, x: Value, *, diagonal: Operand = 0) -> Value:
     """What is on and above a diagonal, or on and below it."""
     wide = x if x.dtype in {FLOAT32, INT64} else b.cast(x, FLOAT32 if is_float(x.dtype) else INT64)
-    place = b.const(integer(b, diagonal, "diagonal"), np.int64)
+    place = b.const(b.integer(diagonal, "diagonal"), np.int64)
     return b.op("Trilu", [wide, place], {"upper": upper})
 
 
 @primitive("MatrixBandPart")
 def matrix_band_part(b: Builder, x: Value, lower: Operand, upper: Operand) -> Value:
     """This many diagonals below and above the main one; negative numbers are all of them."""
-    below, above = integer(b, lower, "lower"), integer(b, upper, "upper")
+    below, above = b.integer(lower, "lower"), b.integer(upper, "upper")
     found = x
     if above >= 0:
         found = triangle(0, b, found, diagonal=above)
@@ -196,7 +190,7 @@ def diag(b: Builder, x: Value) -> Value:
 @primitive("DiagExt")
 def diag_ext(b: Builder, x: Value, *, diagonal: Operand = 0) -> Value:
     """A matrix with a vector along a diagonal; of a matrix, its diagonal."""
-    place = integer(b, diagonal, "diagonal")
+    place = b.integer(diagonal, "diagonal")
     return _diagonal_matrix(b, x, place) if known_rank(x) == 1 else diagonal_of(b, x, place, 0, 1)
 
 
@@ -207,7 +201,7 @@ def _diagonal_matrix(b: Builder, x: Value, place: int) -> Value:
     else:
         line = b.op("Range", [b.const(0, np.int64), length, b.const(1, np.int64)])
         mask = b.op("Equal", [b.unsqueeze(line, [1]), line])
-    square = b.op("Where", [mask, b.unsqueeze(x, [1]), scalar(b, 0, x)])
+    square = b.op("Where", [mask, b.unsqueeze(x, [1]), b.scalar(0, x)])
     if not place:
         return square
     below, right = max(-place, 0), max(place, 0)
@@ -241,7 +235,7 @@ def triangle_places(
     dtype: Operand = None,
 ) -> Value:
     """The places of a matrix's lower or upper triangle: rows, then columns."""
-    rows, columns, by = (integer(b, item, "row, col and offset") for item in (row, col, offset))
+    rows, columns, by = (b.integer(item, "row, col and offset") for item in (row, col, offset))
     if max(rows, columns) > 1 << 13:
         raise RefusedError(f"a triangle of {rows} x {columns} is too large for a constant")
     found = np.stack(np.nonzero(half(np.ones((rows, columns), bool), by)))
@@ -251,7 +245,7 @@ def triangle_places(
 @primitive("Diagonal", "DiagonalView")
 def diagonal(b: Builder, x: Value, *, offset: Operand = 0, dim1: Operand = 0, dim2: Operand = 1) -> Value:
     """A diagonal of the matrices that two axes span, as the last axis."""
-    return diagonal_of(b, x, integer(b, offset, "offset"), integer(b, dim1, "dim1"), integer(b, dim2, "dim2"))
+    return diagonal_of(b, x, b.integer(offset, "offset"), b.integer(dim1, "dim1"), b.integer(dim2, "dim2"))
 
 
 def diagonal_of(b: Builder, x: Value, offset: int, first: int, second: int) -> Value:
@@ -289,12 +283,12 @@ def one_hot(
 ) -> Value:
     """A new axis with one number where an index points and another elsewhere; indices outside have none."""
     known = b.known_ints(depth)
-    count = integer(b, depth, "depth") if known is not None or not isinstance(depth, Value) else None
+    count = b.integer(depth, "depth") if known is not None or not isinstance(depth, Value) else None
     if count is not None and count < 0:
         raise RefusedError(f"depth must not be negative, found {count}")
     wanted = result_type(node, FLOAT32)
     wide = b.cast(indices, INT64)
-    place = integer(b, axis, "axis")
+    place = b.integer(axis, "axis")
     spread = b.unsqueeze(wide, [place])
     if count is not None:
         line = b.const(np.arange(count), np.int64)
@@ -305,7 +299,7 @@ def one_hot(
         if count is not None and wide.rank is not None:
             line = b.const(np.arange(count).reshape([-1] + [1] * (wide.rank - place)), np.int64)
         else:
-            line = behind(b, spread, line, place)
+            line = b.behind(spread, line, place)
     hit = b.op("Equal", [spread, line])
     on, off = (_number_tensor(b, item, wanted) for item in (on_value, off_value))
     return b.op("Where", [hit, on, off])

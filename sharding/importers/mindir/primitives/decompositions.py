@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import ABSENT, Absent, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import INT64, text
+from sharding.importers.mindir.primitives.operands import INT64, Builder, text
 from sharding.importers.mindir.primitives.steps import (
     Length,
     across,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.image import sampled
 from sharding.importers.mindir.primitives.matmul import channels_last
-from sharding.importers.mindir.primitives.operands import FLOAT32, integer, integers
+from sharding.importers.mindir.primitives.operands import FLOAT32, Builder
 
 
 def _line(b: Builder, windows: int | Value, size: int, step: int, gap: int, pad: int) -> Value:
@@ -27,12 +26,12 @@ def deformable_offsets(b: Builder, node: Node, x: Value, offsets: Value) -> Valu
     settings = node.attributes
     if channels_last(settings.get("format", "NCHW")):
         raise RefusedError("the channels last have no conversion")
-    kernel = integers(b, settings.get("ksize"), "ksize", 2)
+    kernel = b.integers(settings.get("ksize"), "ksize", 2)
     strides, gaps = (
-        integers(b, settings.get(name, (1,) * 4), name, 4)[2:] for name in ("strides", "dilations")
+        b.integers(settings.get(name, (1,) * 4), name, 4)[2:] for name in ("strides", "dilations")
     )
-    pads = integers(b, settings.get("pads", (0,) * 4), "pads", 4)  # top, bottom, left, right
-    groups = integer(b, settings.get("deformable_groups", 1), "deformable_groups")
+    pads = b.integers(settings.get("pads", (0,) * 4), "pads", 4)  # top, bottom, left, right
+    groups = b.integer(settings.get("deformable_groups", 1), "deformable_groups")
     moves = b.cast(offsets, FLOAT32)
     batch, high, wide = (b.dim(offsets, axis) for axis in (0, 2, 3))
     parts = b.reshape(moves, (batch, 3, groups, *kernel, high, wide))

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
-    computable,
-    floating,
-    integer,
+    Builder,
     known_rank,
     number,
-    promoted,
 )
 from sharding.importers.mindir.primitives.statistics import norm
 
@@ -23,8 +19,8 @@ _ANY_AXIS = -65530
 @primitive("Cross")
 def cross(b: Builder, x: Value, y: Value, *, dim: Operand = _ANY_AXIS) -> Value:
     """The vector product along an axis of length 3."""
-    first, second = (computable(b, item) for item in promoted(b, x, y))
-    place = integer(b, dim, "dim")
+    first, second = (b.computable(item) for item in b.promoted(x, y))
+    place = b.integer(dim, "dim")
     if place == _ANY_AXIS:
         lengths = first.shape or ()
         if 3 not in lengths:
@@ -43,13 +39,13 @@ def cross(b: Builder, x: Value, y: Value, *, dim: Operand = _ANY_AXIS) -> Value:
 @primitive("MatrixDeterminant")
 def determinant(b: Builder, x: Value) -> Value:
     """The determinant of each matrix."""
-    return b.op("Det", [floating(b, x)])
+    return b.op("Det", [b.floating(x)])
 
 
 @primitive("Cdist")
 def cdist(b: Builder, x: Value, y: Value, *, p: Operand = 2.0) -> Value:
     """The p-norm of the distance of each row of one to each row of the other."""
-    first, second = (floating(b, item) for item in promoted(b, x, y))
+    first, second = (b.floating(item) for item in b.promoted(x, y))
     rows = b.unsqueeze(first, [known_rank(first) - 1])
     columns = b.unsqueeze(second, [known_rank(second) - 2])
     power = float(number(p, "p"))

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.arithmetic import binary, truncated
 from sharding.importers.mindir.primitives.base import Node, Operand, Value, alike, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
-    computable,
+    Builder,
+    Formula,
     element_type,
-    floating,
-    full_like,
     is_float,
     number,
     result_type,
-    scalar,
 )
 
 
@@ -26,19 +23,47 @@ from sharding.importers.mindir.primitives.operands import (
 })  # fmt: skip
 def of_floats(op_type: str, b: Builder, x: Value) -> Value:
     """ONNX's function of floating-point numbers; integers become float32."""
-    return b.op(op_type, [floating(b, x)])
+    return b.op(op_type, [b.floating(x)])
+
+
+_FORMULAS: dict[str, Formula] = {
+    "Rsqrt": lambda b, x: b.op("Reciprocal", [b.op("Sqrt", [x])]),
+    "Exp2": lambda b, x: b.op("Pow", [b.scalar(2, x), x]),
+    "Log2": lambda b, x: b.op("Mul", [b.op("Log", [x]), b.scalar(1 / np.log(2), x)]),
+    "Log10": lambda b, x: b.op("Mul", [b.op("Log", [x]), b.scalar(1 / np.log(10), x)]),
+    "IsNan": lambda b, x: b.op("IsNaN", [x]),
+    "IsNegInf": lambda b, x: b.op("Equal", [x, b.scalar(-np.inf, x)]),
+}
+
+
+@table(_FORMULAS)
+def of_float(formula: Formula, b: Builder, x: Value) -> Value:
+    """A formula of floating-point numbers."""
+    return formula(b, b.floating(x))
+
+
+_OF_NUMBERS: dict[str, Formula] = {
+    "Square": lambda b, x: b.op("Mul", [x, x]),
+    "Frac": lambda b, x: b.op("Sub", [x, truncated(b, x)]),
+}
+
+
+@table(_OF_NUMBERS)
+def of_number(formula: Formula, b: Builder, x: Value) -> Value:
+    """A formula of integers too."""
+    return formula(b, b.computable(x))
 
 
 @table(alike("Abs", "Neg", "Sign"))
 def of_numbers(op_type: str, b: Builder, x: Value) -> Value:
     """ONNX's function of integers too."""
-    return b.op(op_type, [computable(b, x)])
+    return b.op(op_type, [b.computable(x)])
 
 
 @table({"Floor": "Floor", "Ceil": "Ceil", "Rint": "Round"})
 def rounded(op_type: str, b: Builder, x: Value) -> Value:
     """ONNX's way of rounding, which does nothing to integers."""
-    return b.op(op_type, [computable(b, x)]) if is_float(x.dtype) else x
+    return b.op(op_type, [b.computable(x)]) if is_float(x.dtype) else x
 
 
 @primitive("Identity", "Copy", "Clone", "Contiguous", "Detach", "StopGradient", "AShardIdentity",
@@ -54,38 +79,25 @@ def identity_n(b: Builder, x: Operand) -> Operand:
     return x
 
 
-@primitive("Rsqrt")
-def rsqrt(b: Builder, x: Value) -> Value:
-    """1 / sqrt(x)"""
-    return b.op("Reciprocal", [b.op("Sqrt", [floating(b, x)])])
-
-
-@primitive("Square")
-def square(b: Builder, x: Value) -> Value:
-    """x x"""
-    wide = computable(b, x)
-    return b.op("Mul", [wide, wide])
-
-
 @primitive("Expm1")
 def expm1(b: Builder, x: Value) -> Value:
     """exp(x) - 1; for small x as 2 sinh(x/2) exp(x/2), which keeps their digits."""
-    wide = floating(b, x)
-    half = b.op("Mul", [wide, scalar(b, 0.5, wide)])
+    wide = b.floating(x)
+    half = b.op("Mul", [wide, b.scalar(0.5, wide)])
     product = b.op("Mul", [b.op("Sinh", [half]), b.op("Exp", [half])])
-    plain = b.op("Sub", [b.op("Exp", [wide]), scalar(b, 1, wide)])
-    near = b.op("Less", [b.op("Abs", [wide]), scalar(b, 1, wide)])
+    plain = b.op("Sub", [b.op("Exp", [wide]), b.scalar(1, wide)])
+    near = b.op("Less", [b.op("Abs", [wide]), b.scalar(1, wide)])
     return b.op("Where", [near, b.op("Add", [product, product]), plain])
 
 
 @primitive("Log1p")
 def log1p(b: Builder, x: Value) -> Value:
     """log(1 + x); for small x by x log(u) / (u - 1) with u = 1 + x, which keeps its digits (W. Kahan)."""
-    wide = floating(b, x)
-    one = scalar(b, 1, wide)
+    wide = b.floating(x)
+    one = b.scalar(1, wide)
     raised = b.op("Add", [wide, one])
     distance = b.op("Sub", [raised, one])
-    nothing = b.op("Equal", [distance, scalar(b, 0, wide)])
+    nothing = b.op("Equal", [distance, b.scalar(0, wide)])
     far = b.op("Or", [nothing, b.op("Greater", [b.op("Abs", [wide]), one])])
     divisor = b.op("Where", [far, one, distance])
     corrected = b.op("Mul", [b.op("Log", [raised]), b.op("Div", [wide, divisor])])
@@ -93,31 +105,17 @@ def log1p(b: Builder, x: Value) -> Value:
     return b.op("Where", [far, plain, corrected])
 
 
-@table({"Log2": 2, "Log10": 10})
-def scaled_log(base: float, b: Builder, x: Value) -> Value:
-    """The logarithm to a base."""
-    found = b.op("Log", [floating(b, x)])
-    return b.op("Mul", [found, scalar(b, 1 / np.log(base), found)])
-
-
-@primitive("Exp2")
-def exp2(b: Builder, x: Value) -> Value:
-    """2 to the power of x"""
-    wide = floating(b, x)
-    return b.op("Pow", [scalar(b, 2, wide), wide])
-
-
 @primitive("Erfc")
 def erfc(b: Builder, x: Value) -> Value:
     """1 - erf(x), with the digits that a difference from 1 would not have: t exp(-x x + P(t)) with
     t = 1 / (1 + x/2), P from Press et al., Numerical Recipes, 6.2 (relative error below 1.2e-7)."""
-    wide = b.cast(floating(b, x), np.float64)
+    wide = b.cast(b.floating(x), np.float64)
     far = b.op("Abs", [wide])
-    t = b.op("Reciprocal", [b.op("Add", [b.op("Mul", [far, scalar(b, 0.5, far)]), scalar(b, 1, far)])])
+    t = b.op("Reciprocal", [b.op("Add", [b.op("Mul", [far, b.scalar(0.5, far)]), b.scalar(1, far)])])
     power = b.op("Sub", [_polynomial(b, t, _ERFC), b.op("Mul", [far, far])])
     found = b.op("Mul", [t, b.op("Exp", [power])])
-    below = b.op("Less", [wide, scalar(b, 0, wide)])
-    return b.op("Where", [below, b.op("Sub", [scalar(b, 2, found), found]), found])
+    below = b.op("Less", [wide, b.scalar(0, wide)])
+    return b.op("Where", [below, b.op("Sub", [b.scalar(2, found), found]), found])
 
 
 _ERFC = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196,
@@ -127,11 +125,11 @@ _ERFC = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.186288
 @primitive("Sinc")
 def sinc(b: Builder, x: Value) -> Value:
     """sin(pi x) / (pi x), 1 at 0."""
-    wide = floating(b, x)
-    angle = b.op("Mul", [wide, scalar(b, np.pi, wide)])
-    zero = b.op("Equal", [wide, scalar(b, 0, wide)])
-    ratio = b.op("Div", [b.op("Sin", [angle]), b.op("Where", [zero, scalar(b, 1, wide), angle])])
-    return b.op("Where", [zero, scalar(b, 1, wide), ratio])
+    wide = b.floating(x)
+    angle = b.op("Mul", [wide, b.scalar(np.pi, wide)])
+    zero = b.op("Equal", [wide, b.scalar(0, wide)])
+    ratio = b.op("Div", [b.op("Sin", [angle]), b.op("Where", [zero, b.scalar(1, wide), angle])])
+    return b.op("Where", [zero, b.scalar(1, wide), ratio])
 
 
 @primitive("Round")
@@ -139,51 +137,31 @@ def round_(b: Builder, x: Value, *, decimals: Operand = 0) -> Value:
     """Rounded, halves to even, to this many decimals."""
     if not is_float(x.dtype):
         return x
-    wide = computable(b, x)
+    wide = b.computable(x)
     places = number(decimals, "decimals")
     if places == 0:
         return b.op("Round", [wide])
-    scale = scalar(b, 10.0**places, wide)
+    scale = b.scalar(10.0**places, wide)
     return b.op("Div", [b.op("Round", [b.op("Mul", [wide, scale])]), scale])
 
 
 @primitive("Trunc")
 def trunc(b: Builder, x: Value) -> Value:
     """Without the fraction."""
-    return truncated(b, computable(b, x)) if is_float(x.dtype) else x
-
-
-@primitive("Frac")
-def frac(b: Builder, x: Value) -> Value:
-    """The fraction, with the number's sign."""
-    wide = computable(b, x)
-    return b.op("Sub", [wide, truncated(b, wide)])
-
-
-@primitive("IsNan")
-def is_nan(b: Builder, x: Value) -> Value:
-    """Where it is no number."""
-    return b.op("IsNaN", [floating(b, x)])
+    return truncated(b, b.computable(x)) if is_float(x.dtype) else x
 
 
 @primitive("IsInf")
 def is_inf(b: Builder, x: Value) -> Value:
     """Where it is infinite."""
-    wide = floating(b, x)
-    return b.op("Equal", [b.op("Abs", [wide]), scalar(b, np.inf, wide)])
-
-
-@primitive("IsNegInf")
-def is_neg_inf(b: Builder, x: Value) -> Value:
-    """Where it is minus infinity."""
-    wide = floating(b, x)
-    return b.op("Equal", [wide, scalar(b, -np.inf, wide)])
+    wide = b.floating(x)
+    return b.op("Equal", [b.op("Abs", [wide]), b.scalar(np.inf, wide)])
 
 
 @primitive("IsFinite")
 def is_finite(b: Builder, x: Value) -> Value:
     """Where it is neither infinite nor no number."""
-    return b.op("Not", [b.op("Or", [is_inf(b, x), b.op("IsNaN", [floating(b, x)])])])
+    return b.op("Not", [b.op("Or", [is_inf(b, x), b.op("IsNaN", [b.floating(x)])])])
 
 
 @primitive("NanToNum")
@@ -193,18 +171,18 @@ def nan_to_num(
     """Numbers in place of those that are none or infinite; by default 0 and the largest there are."""
     if not is_float(x.dtype):
         return x
-    wide = computable(b, x)
+    wide = b.computable(x)
     limits = np.finfo(x.dtype) if x.dtype.kind == "f" else np.finfo(np.float32)
     instead = {
         "nan": 0.0 if nan is None else number(nan, "nan"),
         "posinf": float(limits.max) if posinf is None else number(posinf, "posinf"),
         "neginf": float(limits.min) if neginf is None else number(neginf, "neginf"),
     }
-    found = b.op("Where", [b.op("IsNaN", [wide]), scalar(b, instead["nan"], wide), wide])
-    upper = b.op("Equal", [wide, scalar(b, np.inf, wide)])
-    lower = b.op("Equal", [wide, scalar(b, -np.inf, wide)])
-    found = b.op("Where", [upper, scalar(b, instead["posinf"], wide), found])
-    return b.op("Where", [lower, scalar(b, instead["neginf"], wide), found])
+    found = b.op("Where", [b.op("IsNaN", [wide]), b.scalar(instead["nan"], wide), wide])
+    upper = b.op("Equal", [wide, b.scalar(np.inf, wide)])
+    lower = b.op("Equal", [wide, b.scalar(-np.inf, wide)])
+    found = b.op("Where", [upper, b.scalar(instead["posinf"], wide), found])
+    return b.op("Where", [lower, b.scalar(instead["neginf"], wide), found])
 
 
 @primitive("Cast")
@@ -223,14 +201,14 @@ def to_type(b: Builder, node: Node, x: Value, *rest: Operand) -> Value:
 @table({("ZerosLike", "ZerosLikeExt"): 0, ("OnesLike", "OnesLikeExt"): 1})
 def same_number_like(amount: int, b: Builder, node: Node, x: Value, dtype: Operand = None) -> Value:
     """Zeros or ones in the shape of another."""
-    return full_like(b, x, amount, element_type(dtype, result_type(node, x.dtype)))
+    return b.full_like(x, amount, element_type(dtype, result_type(node, x.dtype)))
 
 
 @primitive("FullLike", "Fills")
 def fill_like(b: Builder, node: Node, x: Value, amount: Operand, dtype: Operand = None) -> Value:
     """One number in the shape of another."""
     value = amount if isinstance(amount, Value) else number(amount, "the number to fill with")
-    return full_like(b, x, value, element_type(dtype, result_type(node, x.dtype)))
+    return b.full_like(x, value, element_type(dtype, result_type(node, x.dtype)))
 
 
 @primitive("ClampScalar", "ClampTensor")
@@ -247,11 +225,11 @@ def clamp(b: Builder, node: Node, x: Value, *, min: Operand = None, max: Operand
 @primitive("Logit")
 def logit(b: Builder, x: Value, *, eps: Operand = -1.0) -> Value:
     """log(x / (1 - x)), x held between eps and 1 - eps where eps is not negative."""
-    wide = floating(b, x)
+    wide = b.floating(x)
     margin = -1.0 if eps is None else number(eps, "eps")
     if margin >= 0:
-        wide = b.op("Clip", [wide, scalar(b, margin, wide), scalar(b, 1 - margin, wide)])
-    return b.op("Log", [b.op("Div", [wide, b.op("Sub", [scalar(b, 1, wide), wide])])])
+        wide = b.op("Clip", [wide, b.scalar(margin, wide), b.scalar(1 - margin, wide)])
+    return b.op("Log", [b.op("Div", [wide, b.op("Sub", [b.scalar(1, wide), wide])])])
 
 
 @primitive("Erfinv")
@@ -259,14 +237,14 @@ def erfinv(b: Builder, x: Value) -> Value:
     """The inverse of erf, by the polynomials of M. Giles, Approximating the erfinv
     function (2010)."""
     wide = b.cast(x, FLOAT32)  # what the polynomials are for
-    one = scalar(b, 1, wide)
+    one = b.scalar(1, wide)
     w = b.op("Neg", [b.op("Log", [b.op("Mul", [b.op("Sub", [one, wide]), b.op("Add", [one, wide])])])])
-    near = _polynomial(b, b.op("Sub", [w, scalar(b, 2.5, w)]), _GILES_NEAR)
-    far = _polynomial(b, b.op("Sub", [b.op("Sqrt", [w]), scalar(b, 3.0, w)]), _GILES_FAR)
-    chosen = b.op("Where", [b.op("Less", [w, scalar(b, 5.0, w)]), near, far])
+    near = _polynomial(b, b.op("Sub", [w, b.scalar(2.5, w)]), _GILES_NEAR)
+    far = _polynomial(b, b.op("Sub", [b.op("Sqrt", [w]), b.scalar(3.0, w)]), _GILES_FAR)
+    chosen = b.op("Where", [b.op("Less", [w, b.scalar(5.0, w)]), near, far])
     found = b.op("Mul", [chosen, wide])
     limit = b.op("Equal", [b.op("Abs", [wide]), one])
-    infinite = b.op("Mul", [wide, scalar(b, np.inf, wide)])
+    infinite = b.op("Mul", [wide, b.scalar(np.inf, wide)])
     return b.op("Where", [limit, infinite, found])
 
 
@@ -278,13 +256,13 @@ _GILES_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.
 
 def _polynomial(b: Builder, x: Value, coefficients: tuple[float, ...]) -> Value:
     """A polynomial by Horner's rule, the highest power first."""
-    found = scalar(b, coefficients[0], x)
+    found = b.scalar(coefficients[0], x)
     for coefficient in coefficients[1:]:
-        found = b.op("Add", [b.op("Mul", [found, x]), scalar(b, coefficient, x)])
+        found = b.op("Add", [b.op("Mul", [found, x]), b.scalar(coefficient, x)])
     return found
 
 
 @primitive("Dropout")
 def dropout(b: Builder, x: Value, *rest: Operand) -> Operand:
     """Nothing is dropped in inference: the value, and a mask of ones."""
-    return (x, full_like(b, x, 1))
+    return (x, b.full_like(x, 1))

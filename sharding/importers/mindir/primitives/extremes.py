@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, Value, table
 from sharding.importers.mindir.primitives.operands import (
     INT32,
-    computable,
+    Builder,
     element_type,
-    integer,
     known_rank,
-    reduced,
     result_type,
 )
 
@@ -18,16 +15,16 @@ from sharding.importers.mindir.primitives.operands import (
 @table({"Max": "ReduceMax", "Min": "ReduceMin"})
 def extreme_of_all(op_type: str, b: Builder, x: Value) -> Value:
     """The largest or the smallest element."""
-    return reduced(b, op_type, computable(b, x), None, False)
+    return b.reduced(op_type, b.computable(x), None, False)
 
 
 def arg_of(b: Builder, kind: str, x: Value, axis: Operand, keep: bool) -> Value:
     """Where the first largest or smallest element is; without an axis, in the flattened tensor."""
-    wide = computable(b, x)
+    wide = b.computable(x)
     if axis is None or x.rank == 0:
         flat = b.op(kind, [b.reshape(wide, (-1,))], {"axis": 0, "keepdims": 0})
         return b.reshape(flat, (1,) * known_rank(x)) if keep else flat
-    place = b.axis(integer(b, axis, "axis"), x)
+    place = b.axis(b.integer(axis, "axis"), x)
     return b.op(kind, [wide], {"axis": place, "keepdims": int(keep)})
 
 
@@ -52,10 +49,10 @@ def extreme_with_place(
     kind: str, b: Builder, x: Value, *, axis: Operand = 0, keep_dims: Operand = False
 ) -> tuple[Value, Value]:
     """Where the largest or the smallest element along an axis is, and the element."""
-    wide = computable(b, x)
-    place = b.axis(integer(b, axis, "axis"), x) if x.rank else None
+    wide = b.computable(x)
+    place = b.axis(b.integer(axis, "axis"), x) if x.rank else None
     index = arg_of(b, f"Arg{kind}", wide, place, bool(keep_dims))
-    return index, reduced(b, f"Reduce{kind}", wide, None if place is None else [place], bool(keep_dims))
+    return index, b.reduced(f"Reduce{kind}", wide, None if place is None else [place], bool(keep_dims))
 
 
 @table({"MaxDim": "Max", "MinDim": "Min"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import (
     ComplexValue,
     Node,
@@ -17,10 +16,8 @@ from sharding.importers.mindir.primitives.complex_numbers import conjugate, made
 from sharding.importers.mindir.primitives.indexing import END
 from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
+    Builder,
     element_type,
-    floating,
-    integer,
-    integers,
     known_rank,
     number,
     result_type,
@@ -64,14 +61,14 @@ def _dft(
     if length is None and isinstance(x, ComplexValue):
         count: int | Value = b.dim(x.real, axis)
     else:
-        count = b.dim(x, axis) if length is None else integer(b, length, "the length of the transform")
+        count = b.dim(x, axis) if length is None else b.integer(length, "the length of the transform")
     last = b.ints((-1,))
     if isinstance(x, ComplexValue):
         operand = b.op(
             "Concat", [b.op("Unsqueeze", [part, last]) for part in (x.real, x.imaginary)], {"axis": -1}
         )
     else:
-        operand = b.op("Unsqueeze", [floating(b, x), last])
+        operand = b.op("Unsqueeze", [b.floating(x), last])
     size = None if length is None else b.const(count, np.int64)
     attributes: dict[str, object] = {"inverse": int(inverse), "onesided": int(half)}
     if b.opset >= _AXIS_IS_AN_INPUT:
@@ -96,7 +93,7 @@ def _real_inverse(b: Builder, x: Value, axis: int, length: Operand, norm: str) -
     held = b.dim(real, axis)
     count: int | Value
     if length is not None:
-        count = integer(b, length, "the length of the transform")
+        count = b.integer(length, "the length of the transform")
     else:
         count = 2 * (held - 1) if isinstance(held, int) else b.op("Mul", [b.op("Sub", [held, 1]), 2])
     first = count // 2 + 1 if isinstance(count, int) else held
@@ -127,19 +124,19 @@ def fft(
 ) -> Value:
     """Along one axis, of real or complex numbers."""
     inverse = node.op_type == "IFFT"
-    return _dft(b, x, integer(b, dim, "dim"), n, inverse=inverse, half=False, norm=_norm(norm))
+    return _dft(b, x, b.integer(dim, "dim"), n, inverse=inverse, half=False, norm=_norm(norm))
 
 
 @primitive("RFFT", declared=False)
 def rfft(b: Builder, x: Value, *, n: Operand = None, dim: Operand = -1, norm: Operand = None) -> Value:
     """Along one axis, of real numbers: the first half of the frequencies."""
-    return _dft(b, x, integer(b, dim, "dim"), n, inverse=False, half=True, norm=_norm(norm))
+    return _dft(b, x, b.integer(dim, "dim"), n, inverse=False, half=True, norm=_norm(norm))
 
 
 @primitive("IRFFT", of_complex=True, declared=False)
 def irfft(b: Builder, x: Value, *, n: Operand = None, dim: Operand = -1, norm: Operand = None) -> Value:
     """Real numbers of the first half of their frequencies."""
-    return _real_inverse(b, x, integer(b, dim, "dim"), n, _norm(norm))
+    return _real_inverse(b, x, b.integer(dim, "dim"), n, _norm(norm))
 
 
 _OTHER_WAY = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
@@ -148,22 +145,22 @@ _OTHER_WAY = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 @primitive("HFFT", of_complex=True, declared=False)
 def hfft(b: Builder, x: Value, *, n: Operand = None, dim: Operand = -1, norm: Operand = None) -> Value:
     """The real frequencies of numbers of which half are given."""
-    return _real_inverse(b, conjugate(b, x), integer(b, dim, "dim"), n, _OTHER_WAY[_norm(norm)])
+    return _real_inverse(b, conjugate(b, x), b.integer(dim, "dim"), n, _OTHER_WAY[_norm(norm)])
 
 
 @primitive("IHFFT", declared=False)
 def ihfft(b: Builder, x: Value, *, n: Operand = None, dim: Operand = -1, norm: Operand = None) -> Value:
     """Half of the numbers that have these real frequencies."""
-    found = _dft(b, x, integer(b, dim, "dim"), n, inverse=False, half=True, norm=_OTHER_WAY[_norm(norm)])
+    found = _dft(b, x, b.integer(dim, "dim"), n, inverse=False, half=True, norm=_OTHER_WAY[_norm(norm)])
     return conjugate(b, found)
 
 
 def _axes(b: Builder, x: Value, s: Operand, dim: Operand) -> list[tuple[int, Operand]]:
     """The axes of a transform and their lengths, None for their own."""
     rank = known_rank(x)
-    lengths: tuple[Operand, ...] = () if s is None else integers(b, s, "s")
+    lengths: tuple[Operand, ...] = () if s is None else b.integers(s, "s")
     if dim is not None:
-        axes = [b.axis(axis, x) for axis in integers(b, dim, "dim")]
+        axes = [b.axis(axis, x) for axis in b.integers(dim, "dim")]
     else:
         axes = list(range(rank - len(lengths) if lengths else 0, rank))
     lengths = lengths or (None,) * len(axes)
@@ -204,7 +201,7 @@ def fft_with_size(b: Builder, node: Node, x: Value, *settings: Operand) -> Value
     names = ("signal_ndim", "inverse", "real", "norm", "onesided", "signal_sizes")
     given = {name: node.attributes.get(name) for name in names}
     given.update(zip(names, settings, strict=False))
-    count = integer(b, given["signal_ndim"], "signal_ndim")
+    count = b.integer(given["signal_ndim"], "signal_ndim")
     sizes = given["signal_sizes"] or None
     inverse, real = bool(given["inverse"]), bool(given["real"])
     norm = "backward" if given["norm"] is None else text(given["norm"], "norm", NORMS)
@@ -212,7 +209,7 @@ def fft_with_size(b: Builder, node: Node, x: Value, *settings: Operand) -> Value
     half = real and given["onesided"] is not False
     lengths: list[Operand] = [None] * count
     if sizes is not None and half and inverse:
-        lengths = list(integers(b, sizes, "signal_sizes", count))
+        lengths = list(b.integers(sizes, "signal_sizes", count))
     axes = list(zip(range(rank - count, rank), lengths, strict=True))
     found = transformed(b, x, axes, norm, inverse=inverse, real=half)
     return found.real if real and inverse and isinstance(found, ComplexValue) else found
@@ -222,7 +219,7 @@ def fft_with_size(b: Builder, node: Node, x: Value, *settings: Operand) -> Value
 def fft_shift(b: Builder, node: Node, x: Value, *, dim: Operand = None) -> Value:
     """The frequency 0 in the middle of axes, or from there at the front."""
     rank = known_rank(x)
-    axes = range(rank) if dim is None else [b.axis(axis, x) for axis in integers(b, dim, "dim")]
+    axes = range(rank) if dim is None else [b.axis(axis, x) for axis in b.integers(dim, "dim")]
     for axis in axes:
         length, place = b.dim(x, axis), b.ints((axis,))
         more = 1 if node.op_type == "FFTShift" else 0
@@ -240,6 +237,6 @@ def fft_frequencies(
     b: Builder, node: Node, *, n: Operand = 1, d: Operand = 1.0, dtype: Operand = None
 ) -> Value:
     """The frequencies of a transform of a length, for samples at a distance."""
-    count, distance = integer(b, n, "n"), float(number(d, "d"))
+    count, distance = b.integer(n, "n"), float(number(d, "d"))
     made_by = np.fft.fftfreq if node.op_type == "FFTFreq" else np.fft.rfftfreq
     return b.const(made_by(count, distance).astype(element_type(dtype, result_type(node, FLOAT32))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.boxes import _column
 from sharding.importers.mindir.primitives.operands import (
@@ -12,11 +11,9 @@ from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
     INT32,
     INT64,
-    computable,
-    integer,
+    Builder,
     known_rank,
     number,
-    scalar,
     text,
 )
 
@@ -91,13 +88,13 @@ def crop_and_resize(
     else:
         chosen = b.op("Gather", [b.transpose(images, [0, 3, 1, 2]), owners], {"axis": 0})
         turned = b.op("Gather", [parts, b.const([1, 0], np.int64)], {"axis": 3})  # ONNX has x first
-        grid = b.op("Sub", [b.op("Add", [turned, turned]), scalar(b, 1, turned)])
+        grid = b.op("Sub", [b.op("Add", [turned, turned]), b.scalar(1, turned)])
         found = b.transpose(sampled(b, chosen, grid, "bilinear", "border", True), [0, 2, 3, 1])
     beyond = b.op("Or", [
-        b.op("Less", [parts, scalar(b, 0, parts)]), b.op("Greater", [parts, scalar(b, 1, parts)])
+        b.op("Less", [parts, b.scalar(0, parts)]), b.op("Greater", [parts, b.scalar(1, parts)])
     ])  # fmt: skip
     outside = b.op("ReduceMax", [b.cast(beyond, INT32), b.ints((3,))], {"keepdims": 1})
-    filler = scalar(b, number(extrapolation_value, "extrapolation_value"), found)
+    filler = b.scalar(number(extrapolation_value, "extrapolation_value"), found)
     return b.op("Where", [b.cast(outside, BOOL), filler, found])
 
 
@@ -114,7 +111,7 @@ def roi_align(
     roi_end_mode: Operand = 1,
 ) -> Value:
     """Boxes (image, x0, y0, x1, y1), each at one size; with roi_end_mode 1 both ends are a box's."""
-    samples = integer(b, sample_num, "sample_num")
+    samples = b.integer(sample_num, "sample_num")
     if samples < 1:
         raise RefusedError(f"sample_num {samples}, whose samples depend on each box, has no conversion")
     found = b.cast(rois, FLOAT32)
@@ -122,13 +119,13 @@ def roi_align(
     corners = b.op("Slice", [found, b.ints((1,)), b.ints((5,)), b.ints((1,))])
     scale = float(number(spatial_scale, "spatial_scale"))
     mode = "output_half_pixel"  # which makes every box at least one place wide
-    if integer(b, roi_end_mode, "roi_end_mode"):
+    if b.integer(roi_end_mode, "roi_end_mode"):
         mode, half = "half_pixel", 0.5 / scale  # which does not, but takes half a place away
         corners = b.op("Add", [corners, b.const([half, half, 1 + half, 1 + half], np.float32)])
     owner = b.cast(b.squeeze(first, [1]), INT64)
     return b.op("RoiAlign", [b.cast(x, FLOAT32), corners, owner], {
-        "output_height": integer(b, pooled_height, "pooled_height"),
-        "output_width": integer(b, pooled_width, "pooled_width"),
+        "output_height": b.integer(pooled_height, "pooled_height"),
+        "output_width": b.integer(pooled_width, "pooled_width"),
         "sampling_ratio": samples,
         "spatial_scale": scale, "coordinate_transformation_mode": mode,
     })  # fmt: skip
@@ -137,12 +134,12 @@ def roi_align(
 @primitive("HSVToRGB")
 def hsv_to_rgb(b: Builder, x: Value) -> Value:
     """Hue, saturation and value from 0 to 1 along the last axis, as red, green and blue."""
-    wide = computable(b, x)
+    wide = b.computable(x)
     hue, saturation, value = (b.unsqueeze(_column(b, wide, i), [known_rank(x) - 1]) for i in range(3))
     shift = b.const(np.array([0, 4, 2]) / 6, wide.dtype)  # red, green, blue lie at 0, 2/6 and 4/6
-    turned = b.op("Mod", [b.op("Add", [hue, shift]), scalar(b, 1, wide)], {"fmod": 1})
-    slope = b.op("Sub", [b.op("Mul", [turned, scalar(b, 6, wide)]), scalar(b, 3, wide)])
-    level = b.op("Sub", [b.op("Abs", [slope]), scalar(b, 1, wide)])
-    level = b.op("Clip", [level, scalar(b, 0, wide), scalar(b, 1, wide)])
-    rest = b.op("Sub", [scalar(b, 1, wide), level])
-    return b.op("Mul", [value, b.op("Sub", [scalar(b, 1, wide), b.op("Mul", [saturation, rest])])])
+    turned = b.op("Mod", [b.op("Add", [hue, shift]), b.scalar(1, wide)], {"fmod": 1})
+    slope = b.op("Sub", [b.op("Mul", [turned, b.scalar(6, wide)]), b.scalar(3, wide)])
+    level = b.op("Sub", [b.op("Abs", [slope]), b.scalar(1, wide)])
+    level = b.op("Clip", [level, b.scalar(0, wide), b.scalar(1, wide)])
+    rest = b.op("Sub", [b.scalar(1, wide), level])
+    return b.op("Mul", [value, b.op("Sub", [b.scalar(1, wide), b.op("Mul", [saturation, rest])])])

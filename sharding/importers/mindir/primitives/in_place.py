@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives import (  # noqa: F401
     activation,
     arithmetic,
@@ -21,7 +20,12 @@ from sharding.importers.mindir.primitives import (  # noqa: F401
 )
 from sharding.importers.mindir.primitives.base import PRIMITIVES, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.indexing import END
-from sharding.importers.mindir.primitives.operands import INT64, full_like, integers, known_rank, number
+from sharding.importers.mindir.primitives.operands import (
+    INT64,
+    Builder,
+    known_rank,
+    number,
+)
 
 # Each does in place what another one gives. These modules fill the registry.
 for _name, _source in {
@@ -69,13 +73,13 @@ def scatter_update(b: Builder, x: Value, indices: Value, updates: Value) -> Valu
 @primitive("InplaceZero")
 def inplace_zero(b: Builder, x: Value) -> Value:
     """Zeros."""
-    return full_like(b, x, 0)
+    return b.full_like(x, 0)
 
 
 @primitive("InplaceFillScalar", "InplaceFillTensor")
 def inplace_fill(b: Builder, x: Value, value: Operand) -> Value:
     """One number everywhere."""
-    return full_like(b, x, value if isinstance(value, Value) else number(value, "value"))
+    return b.full_like(x, value if isinstance(value, Value) else number(value, "value"))
 
 
 @primitive("TensorCopySlices")
@@ -84,7 +88,7 @@ def tensor_copy_slices(
 ) -> Value:
     """A tensor of whose first axes the elements from begin to end are others; gives a new tensor."""
     starts, stops, steps = (
-        item if isinstance(item, tuple) else integers(b, item, what)
+        item if isinstance(item, tuple) else b.integers(item, what)
         for item, what in ((begin, "begin"), (end, "end"), (strides, "strides"))
     )
     rank = known_rank(x) if len(starts) > 1 else max(x.rank or 1, 1)

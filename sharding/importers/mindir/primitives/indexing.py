@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
     INT32,
     INT64,
-    integer,
+    Builder,
     known_rank,
-    moved,
-    scalar,
     tensors,
 )
 
@@ -35,16 +32,16 @@ def _gather(b: Builder, x: Value, indices: Operand, axis: int) -> Value:
 @primitive("Gather", "GatherV2", "SparseGatherV2")
 def gather(b: Builder, x: Value, indices: Operand, axis: Operand = 0, *, batch_dims: Operand = 0) -> Value:
     """Places along an axis, the same for all or, with batch axes, for each batch entry its own."""
-    place = b.axis(integer(b, axis, "axis"), x)
+    place = b.axis(b.integer(axis, "axis"), x)
     places = indices_of(b, indices)
-    batch = integer(b, batch_dims, "batch_dims")
+    batch = b.integer(batch_dims, "batch_dims")
     if batch < 0:
         batch += known_rank(places)
     if not batch:
         return b.op("Gather", [x, places], {"axis": place})
     if not batch <= place:
         raise RefusedError(f"batch_dims {batch} lies behind axis {place}")
-    front = moved(b, x, place, batch)
+    front = b.moved(x, place, batch)
     found = b.op("GatherND", [front, b.cast(b.unsqueeze(places, [known_rank(places)]), INT64)],
                  {"batch_dims": batch})  # fmt: skip
     # batch axes, the indices' own, then what was between the batch axes and the axis: that goes first.
@@ -66,22 +63,22 @@ def embedding(b: Builder, indices: Value, table: Value, *rest: Operand) -> Value
 @primitive("EmbeddingLookup")
 def embedding_lookup(b: Builder, table: Value, indices: Value, offset: Operand = 0) -> Value:
     """Rows of a table by index less an offset; zeros for indices outside of it."""
-    start = integer(b, offset, "offset")
+    start = b.integer(offset, "offset")
     places = indices_of(b, indices)
-    places = b.op("Sub", [places, scalar(b, start, places)]) if start else places
+    places = b.op("Sub", [places, b.scalar(start, places)]) if start else places
     rows = b.cast(b.value(b.dim(table, 0)), places.dtype)
     outside = b.op(
-        "Or", [b.op("Less", [places, scalar(b, 0, places)]), b.op("GreaterOrEqual", [places, rows])]
+        "Or", [b.op("Less", [places, b.scalar(0, places)]), b.op("GreaterOrEqual", [places, rows])]
     )
-    safe = b.op("Where", [outside, scalar(b, 0, places), places])
+    safe = b.op("Where", [outside, b.scalar(0, places), places])
     found = b.op("Gather", [table, safe], {"axis": 0})
-    return b.op("Where", [b.unsqueeze(outside, [known_rank(places)]), scalar(b, 0, found), found])
+    return b.op("Where", [b.unsqueeze(outside, [known_rank(places)]), b.scalar(0, found), found])
 
 
 @primitive("GatherD", "GatherDExt")
 def gather_d(b: Builder, x: Value, dim: Operand, index: Value) -> Value:
     """For each element the place along one axis."""
-    return b.op("GatherElements", [x, indices_of(b, index)], {"axis": b.axis(integer(b, dim, "dim"), x)})
+    return b.op("GatherElements", [x, indices_of(b, index)], {"axis": b.axis(b.integer(dim, "dim"), x)})
 
 
 @primitive("GatherNd", "GatherNdExt")
@@ -93,7 +90,7 @@ def gather_nd(b: Builder, x: Value, indices: Value) -> Value:
 @primitive("IndexSelect")
 def index_select(b: Builder, x: Value, dim: Operand, index: Value) -> Value:
     """Places along an axis."""
-    return _gather(b, x, index, integer(b, dim, "dim"))
+    return _gather(b, x, index, b.integer(dim, "dim"))
 
 
 @primitive("Take")

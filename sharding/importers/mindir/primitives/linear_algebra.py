@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, TensorType, Value, primitive
 from sharding.importers.mindir.primitives.matmul import swapped
-from sharding.importers.mindir.primitives.operands import floating, promoted, scalar
+from sharding.importers.mindir.primitives.operands import Builder
 from sharding.importers.mindir.primitives.steps import (
     across,
     column,
@@ -30,13 +29,13 @@ def inverse_of(b: Builder, x: Value) -> Value:
 @primitive("MatrixInverse", "MatrixInverseExt")
 def matrix_inverse(b: Builder, x: Value, *, adjoint: Operand = False) -> Value:
     """The inverse of each matrix, or of its transpose."""
-    wide = floating(b, x)
+    wide = b.floating(x)
     return inverse_of(b, swapped(b, wide) if adjoint else wide)
 
 
 def unit_diagonal(b: Builder, x: Value) -> Value:
     """A matrix with ones along the diagonal."""
-    ones = b.op("Expand", [scalar(b, 1, x), b.op("Shape", [x])])
+    ones = b.op("Expand", [b.scalar(1, x), b.op("Shape", [x])])
     strict = b.op("Sub", [x, b.op("Trilu", [b.op("Trilu", [x], {"upper": 1})], {"upper": 0})])
     return b.op("Add", [strict, b.op("Trilu", [b.op("Trilu", [ones], {"upper": 1})], {"upper": 0})])
 
@@ -52,7 +51,7 @@ def triangular_solve(
     unitriangular: Operand = False,
 ) -> Operand:
     """What a triangular matrix times is the right side, and the matrix."""
-    wanted, wide = (floating(b, item) for item in promoted(b, right, matrix))
+    wanted, wide = (b.floating(item) for item in b.promoted(right, matrix))
     half = b.op("Trilu", [wide], {"upper": int(bool(upper))})
     half = unit_diagonal(b, half) if unitriangular else half
     inverse = inverse_of(b, swapped(b, half) if transpose else half)
@@ -62,7 +61,7 @@ def triangular_solve(
 @primitive("LogMatrixDeterminant")
 def log_determinant(b: Builder, x: Value) -> Operand:
     """The determinant's sign and its magnitude's logarithm."""
-    found = b.op("Det", [floating(b, x)])
+    found = b.op("Det", [b.floating(x)])
     return b.op("Sign", [found]), b.op("Log", [b.op("Abs", [found])])
 
 
@@ -91,6 +90,6 @@ def cholesky(b: Builder, x: Value, *, upper: Operand = False) -> Value:
 @primitive("CholeskyInverse")
 def cholesky_inverse(b: Builder, x: Value, *, upper: Operand = False) -> Value:
     """The inverse of the matrix that a triangular one decomposes."""
-    wide = floating(b, x)
+    wide = b.floating(x)
     turned = swapped(b, wide)
     return inverse_of(b, b.op("MatMul", [turned, wide] if upper else [wide, turned]))

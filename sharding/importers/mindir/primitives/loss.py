@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.arithmetic import binary
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
-from sharding.importers.mindir.primitives.operands import INT64, floating, known_rank, number, scalar, text
+from sharding.importers.mindir.primitives.operands import (
+    INT64,
+    Builder,
+    known_rank,
+    number,
+    text,
+)
 
 REDUCTIONS = ("sum", "mean", "none")
 """In the order of version 3's numbers."""
@@ -30,7 +35,7 @@ def _reduced(b: Builder, x: Value, setting: Operand, weights: Value | None = Non
 @primitive("SoftmaxCrossEntropyWithLogits")
 def softmax_cross_entropy(b: Builder, logits: Value, labels: Value) -> Operand:
     """The loss of each row against its distribution, and the logits' gradient."""
-    wide = floating(b, logits)
+    wide = b.floating(logits)
     wanted = b.cast(labels, wide.dtype)
     logs = b.op("LogSoftmax", [wide], {"axis": -1})
     loss = b.op("Neg", [b.op("ReduceSum", [b.op("Mul", [wanted, logs]), b.ints((-1,))], {"keepdims": 0})])
@@ -44,7 +49,7 @@ def sparse_softmax_cross_entropy(
     """The mean loss against class numbers."""
     if is_grad:
         raise RefusedError("its gradient (is_grad) has no conversion")
-    logs = b.op("LogSoftmax", [floating(b, logits)], {"axis": -1})
+    logs = b.op("LogSoftmax", [b.floating(logits)], {"axis": -1})
     rows = b.op(
         "GatherElements", [logs, b.unsqueeze(b.cast(labels, INT64), [known_rank(labels)])], {"axis": -1}
     )
@@ -53,7 +58,7 @@ def sparse_softmax_cross_entropy(
 
 def _logits_loss(b: Builder, x: Value, target: Value) -> Value:
     """log(1 + exp(-|x|)) + max(x, 0) - x target"""
-    wide = floating(b, x)
+    wide = b.floating(x)
     wanted = b.cast(target, wide.dtype)
     tail = b.op("Softplus", [b.op("Neg", [b.op("Abs", [wide])])])
     line = b.op("Sub", [b.op("Relu", [wide]), b.op("Mul", [wide, wanted])])
@@ -77,11 +82,11 @@ def bce_with_logits(
     reduction: Operand = "mean",
 ) -> Value:
     """The same with weights of each and of the positive part."""
-    wide = floating(b, logits)
+    wide = b.floating(logits)
     wanted = b.cast(labels, wide.dtype)
     if isinstance(positive, Value):
         # (1 - t) x + (1 + (p - 1) t) log(1 + exp(-x))
-        one = scalar(b, 1, wide)
+        one = b.scalar(1, wide)
         more = b.op("Mul", [b.op("Sub", [b.cast(positive, wide.dtype), one]), wanted])
         tail = b.op("Mul", [b.op("Add", [more, one]), b.op("Softplus", [b.op("Neg", [wide])])])
         found = b.op("Add", [b.op("Mul", [b.op("Sub", [one, wanted]), wide]), tail])
@@ -97,9 +102,9 @@ def binary_cross_entropy(
     b: Builder, x: Value, target: Value, weight: Operand = None, *, reduction: Operand = "mean"
 ) -> Value:
     """Of probabilities; logarithms of 0 are held at that of the smallest number."""
-    wide = floating(b, x)
-    wanted, one = b.cast(target, wide.dtype), scalar(b, 1, wide)
-    least = scalar(b, 1e-12, wide)
+    wide = b.floating(x)
+    wanted, one = b.cast(target, wide.dtype), b.scalar(1, wide)
+    least = b.scalar(1e-12, wide)
     logs = [b.op("Log", [b.op("Max", [item, least])]) for item in (wide, b.op("Sub", [one, wide]))]
     parts = [b.op("Mul", [wanted, logs[0]]), b.op("Mul", [b.op("Sub", [one, wanted]), logs[1]])]
     found = b.op("Neg", [b.op("Add", parts)])
@@ -117,9 +122,9 @@ def smooth_l1(
     limit = float(number(beta, "beta"))
     if limit == 0:
         return _reduced(b, distance, reduction)
-    half = b.op("Mul", [b.op("Mul", [distance, distance]), scalar(b, 0.5 / limit, distance)])
-    line = b.op("Sub", [distance, scalar(b, 0.5 * limit, distance)])
-    near = b.op("Less", [distance, scalar(b, limit, distance)])
+    half = b.op("Mul", [b.op("Mul", [distance, distance]), b.scalar(0.5 / limit, distance)])
+    line = b.op("Sub", [distance, b.scalar(0.5 * limit, distance)])
+    near = b.op("Less", [distance, b.scalar(limit, distance)])
     return _reduced(b, b.op("Where", [near, half, line]), reduction)
 
 
@@ -136,12 +141,12 @@ def distance_loss(
 @primitive("KLDivLoss")
 def kl_div_loss(b: Builder, x: Value, target: Value, *, reduction: Operand = "mean") -> Value:
     """target (log target - x); 0 where the target is not positive."""
-    wide = floating(b, x)
+    wide = b.floating(x)
     wanted = b.cast(target, wide.dtype)
-    positive = b.op("Greater", [wanted, scalar(b, 0, wanted)])
-    safe = b.op("Where", [positive, wanted, scalar(b, 1, wanted)])
+    positive = b.op("Greater", [wanted, b.scalar(0, wanted)])
+    safe = b.op("Where", [positive, wanted, b.scalar(1, wanted)])
     found = b.op("Mul", [wanted, b.op("Sub", [b.op("Log", [safe]), wide])])
-    return _reduced(b, b.op("Where", [positive, found, scalar(b, 0, wanted)]), reduction)
+    return _reduced(b, b.op("Where", [positive, found, b.scalar(0, wanted)]), reduction)
 
 
 @primitive("KLDiv")
@@ -150,14 +155,14 @@ def kl_div(
 ) -> Value:
     """target (log target - x), of logarithms of the target if wanted; 0 where the target is 0, and nothing
     where it is negative."""
-    wide = floating(b, x)
+    wide = b.floating(x)
     wanted = b.cast(target, wide.dtype)
     if log_target:
         found = b.op("Mul", [b.op("Exp", [wanted]), b.op("Sub", [wanted, wide])])
         return _reduced(b, found, reduction)
-    zero = scalar(b, 0, wanted)
+    zero = b.scalar(0, wanted)
     nothing = b.op("Equal", [wanted, zero])
-    safe = b.op("Where", [nothing, scalar(b, 1, wanted), wanted])
+    safe = b.op("Where", [nothing, b.scalar(1, wanted), wanted])
     product = b.op("Where", [nothing, zero, b.op("Mul", [wanted, b.op("Log", [safe])])])
     return _reduced(b, b.op("Sub", [product, b.op("Mul", [wanted, wide])]), reduction)
 
@@ -175,12 +180,12 @@ def nll_loss(
 ) -> Operand:
     """The negative logarithm at each place's class, along the last axis or axis 1, times the class's weight,
     and the weights' sum."""
-    wide = floating(b, logs)
+    wide = b.floating(logs)
     classes = b.cast(labels, INT64)
     ignored = b.op("Equal", [classes, b.const(int(number(ignore_index, "ignore_index")), np.int64)])
     safe = b.op("Where", [ignored, b.const(0, np.int64), classes])
     shares = b.op("Gather", [b.cast(weight, wide.dtype), safe], {"axis": 0})
-    shares = b.op("Where", [ignored, scalar(b, 0, wide), shares])
+    shares = b.op("Where", [ignored, b.scalar(0, wide), shares])
     axis = 1 if node.op_type == "NLLLoss2d" else known_rank(safe)
     rows = b.op("GatherElements", [wide, b.unsqueeze(safe, [axis])], {"axis": axis})
     found = b.op("Neg", [b.op("Mul", [b.squeeze(rows, [axis]), shares])])

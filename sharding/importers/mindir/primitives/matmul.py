@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.arithmetic import binary
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.operands import (
-    behind,
-    computable,
+    Builder,
     is_float,
     known_rank,
     number,
-    promoted,
     ranked,
     tensors,
     text,
@@ -36,7 +33,7 @@ def channels_last(setting: Operand) -> bool:
 
 def product(b: Builder, x: Value, y: Value) -> Value:
     """The matrix product in the common type."""
-    first, second = (computable(b, item) for item in promoted(b, x, y))
+    first, second = (b.computable(item) for item in b.promoted(x, y))
     return b.op("MatMul", [first, second])
 
 
@@ -57,7 +54,7 @@ def matmul(
     if node.op_type == "MatMul":
         x, y = ranked(x, 2), ranked(y, 2)
         if transpose_b and y.constant is not None and is_float(x.dtype) and is_float(y.dtype):
-            first, second = (computable(b, item) for item in promoted(b, x, y))
+            first, second = (b.computable(item) for item in b.promoted(x, y))
             return b.op("Gemm", [first, second], {"transA": int(bool(transpose_a)) or None, "transB": 1})
     first = swapped(b, x) if transpose_a else x
     second = swapped(b, y) if transpose_b else y
@@ -73,7 +70,7 @@ def matmul_ext(b: Builder, x: Value, y: Value) -> Value:
 @primitive("Outer", "Ger")
 def outer(b: Builder, node: Node, x: Value, y: Value) -> Value:
     """Each element of a vector times each of another."""
-    first, second = promoted(b, x, y)
+    first, second = b.promoted(x, y)
     return binary(b, node, "Mul", b.unsqueeze(first, [first.rank or 1]), second)
 
 
@@ -85,8 +82,8 @@ def _flattens(x: Value) -> bool:
 
 def _gemm(b: Builder, x: Value, weight: Value, bias: Operand) -> Value:
     """As one operator, which takes the weight as it lies."""
-    operands = promoted(b, x, weight, *([bias] if isinstance(bias, Value) else []))
-    first, *others = (computable(b, item) for item in operands)
+    operands = b.promoted(x, weight, *([bias] if isinstance(bias, Value) else []))
+    first, *others = (b.computable(item) for item in operands)
     rows = first if first.rank == 2 else b.reshape(first, (-1, b.dim(weight, 1)))
     found = b.op("Gemm", [rows, *others], {"transB": 1})
     if first.rank == 2:
@@ -115,7 +112,7 @@ def bias_add(b: Builder, node: Node, x: Value, bias: Value, *, data_format: Oper
     """A vector added along the axis of the channels: 1, or the last one for NHWC."""
     setting = node.attributes.get("format", data_format) if data_format == "NCHW" else data_format
     if (x.rank is None or x.rank > 2) and not channels_last(setting):
-        bias = behind(b, x, bias, 1)
+        bias = b.behind(x, bias, 1)
     return binary(b, node, "Add", x, bias)
 
 
@@ -161,5 +158,5 @@ def _einsum(b: Builder, equation: Operand, items: tuple[Operand, ...]) -> Value:
     if not isinstance(equation, str):
         raise RefusedError("its equation is missing")
     found = tensors(items[0] if len(items) == 1 else items)
-    wide = [computable(b, item) for item in promoted(b, *found)]
+    wide = [b.computable(item) for item in b.promoted(*found)]
     return b.op("Einsum", wide, {"equation": equation.replace(" ", "")})

@@ -6,23 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.arithmetic import binary
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.matmul import channels_last
 from sharding.importers.mindir.primitives.operands import (
     Axes,
-    behind,
-    computable,
-    filled,
-    floating,
-    integer,
-    integers,
+    Builder,
     joined_length,
     known_rank,
     number,
-    reduced,
-    scalar,
     text,
 )
 from sharding.importers.mindir.primitives.statistics import moments
@@ -32,7 +24,7 @@ def _batch(
     b: Builder, x: Value, weights: Sequence[Operand], training: bool, epsilon: float, flip: bool
 ) -> Operand:
     """``weights``: scale, bias, mean, variance."""
-    wide = floating(b, x)
+    wide = b.floating(x)
     rank = known_rank(x) if flip or training else 0
     flip = flip and rank > 2
     if flip:
@@ -44,7 +36,7 @@ def _batch(
         spread, centre = moments(b, wide, [0, *range(2, rank)], 0, False)
         weights = [*weights[:2], centre, spread]
     found = [
-        b.cast(item, wide.dtype) if isinstance(item, Value) else filled(b, (channels,), default, wide.dtype)
+        b.cast(item, wide.dtype) if isinstance(item, Value) else b.filled((channels,), default, wide.dtype)
         for item, default in zip(weights, (1, 0, 0, 1), strict=True)
     ]
     result = b.op("BatchNormalization", [wide, *found], {"epsilon": epsilon})
@@ -98,7 +90,7 @@ def _layer(
     b: Builder, x: Value, first_axis: int, scale: Operand, bias: Operand, epsilon: float
 ) -> tuple[Value, list[int], Value]:
     """(result, axes, the operand in floating point)"""
-    wide = floating(b, x)
+    wide = b.floating(x)
     if wide.rank is not None:
         axes = list(range(b.axis(first_axis, wide), wide.rank))
     elif first_axis < 0:
@@ -109,7 +101,7 @@ def _layer(
         raise RefusedError("it needs an operand whose number of axes is known")
     weights: Operand = scale
     if not isinstance(scale, Value):
-        weights = filled(b, tuple(b.dim(wide, axis) for axis in axes), 1, wide.dtype)
+        weights = b.filled(tuple(b.dim(wide, axis) for axis in axes), 1, wide.dtype)
     assert isinstance(weights, Value)
     operands = [wide, b.cast(weights, wide.dtype)]
     late_bias = isinstance(bias, Value) and bias.rank != len(axes)
@@ -128,12 +120,12 @@ def _layer(
 
 
 def _normal(b: Builder, x: Value, mean: Value, variance: Value, epsilon: float) -> Value:
-    root = b.op("Sqrt", [b.op("Add", [variance, scalar(b, epsilon, variance)])])
+    root = b.op("Sqrt", [b.op("Add", [variance, b.scalar(epsilon, variance)])])
     return b.op("Div", [b.op("Sub", [x, mean]), root])
 
 
 def _inverse_root(b: Builder, variance: Value, epsilon: float) -> Value:
-    return b.op("Reciprocal", [b.op("Sqrt", [b.op("Add", [variance, scalar(b, epsilon, variance)])])])
+    return b.op("Reciprocal", [b.op("Sqrt", [b.op("Add", [variance, b.scalar(epsilon, variance)])])])
 
 
 @primitive("LayerNorm", "LayerNormV3")
@@ -151,7 +143,7 @@ def layer_norm(
     """Over the axes from one on; the weights have the shape from another on. Gives also the mean and, for
     LayerNorm, the variance, for LayerNormV3 one over its root."""
     eps = float(number(epsilon, "epsilon"))
-    axis = integer(b, begin_norm_axis, "begin_norm_axis")
+    axis = b.integer(begin_norm_axis, "begin_norm_axis")
     found, axes, wide = _layer(b, x, axis, scale, bias, eps)
     variance, mean = moments(b, wide, axes, 0, True)
     return found, mean, variance if node.op_type == "LayerNorm" else _inverse_root(b, variance, eps)
@@ -169,7 +161,7 @@ def layer_norm_ext(
 ) -> Operand:
     """Over as many last axes as the given shape has. Gives also the mean and one over the deviation."""
     given = normalized_shape
-    count = len(given if isinstance(given, tuple) else integers(b, given, "normalized_shape"))
+    count = len(given if isinstance(given, tuple) else b.integers(given, "normalized_shape"))
     epsilon = float(number(eps, "eps"))
     found, axes, wide = _layer(b, x, -count, weight, bias, epsilon)
     variance, mean = moments(b, wide, axes, 0, True)
@@ -204,7 +196,7 @@ def _by_group(b: Builder, x: Value, groups: int) -> Value:
 
 def _grouped(b: Builder, x: Value, groups: int, epsilon: float) -> Value:
     """Each group of channels of each batch entry by its own moments."""
-    wide = floating(b, x)
+    wide = b.floating(x)
     shape = b.shape_of(wide)
     ones, zeros = (b.const(np.full(groups, item, wide.dtype)) for item in (1, 0))
     flat = _by_group(b, wide, groups)
@@ -215,7 +207,7 @@ def _grouped(b: Builder, x: Value, groups: int, epsilon: float) -> Value:
 def _per_channel(b: Builder, x: Value, vector: Operand, op_type: str) -> Value:
     if not isinstance(vector, Value):
         return x
-    return b.op(op_type, [x, behind(b, x, b.cast(vector, x.dtype), 1)])
+    return b.op(op_type, [x, b.behind(x, b.cast(vector, x.dtype), 1)])
 
 
 @primitive("GroupNorm")
@@ -229,14 +221,14 @@ def group_norm(
     eps: Operand = 1e-5,
 ) -> Operand:
     """By the moments of groups of channels. Gives also each group's mean and one over its deviation."""
-    groups = integer(b, num_groups, "num_groups")
+    groups = b.integer(num_groups, "num_groups")
     channels = b.dim(x, 1)
     if groups < 1 or (isinstance(channels, int) and channels % groups):
         raise RefusedError(f"{channels} channels cannot be cut into {groups} groups")
     epsilon = float(number(eps, "eps"))
     found = _grouped(b, x, groups, epsilon)
     found = _per_channel(b, _per_channel(b, found, weight, "Mul"), bias, "Add")
-    flat = _by_group(b, floating(b, x), groups)
+    flat = _by_group(b, b.floating(x), groups)
     variance, mean = moments(b, flat, [2], 0, False)
     return found, mean, _inverse_root(b, variance, epsilon)
 
@@ -252,7 +244,7 @@ def instance_norm(
     momentum: Operand = 0.1,
 ) -> Operand:
     """Each channel of each batch entry by its own moments."""
-    wide = floating(b, x)
+    wide = b.floating(x)
     operands = [wide, b.cast(gamma, wide.dtype), b.cast(beta, wide.dtype)]
     eps = float(number(epsilon, "epsilon"))
     found = b.op("InstanceNormalization", operands, {"epsilon": eps})
@@ -270,8 +262,8 @@ def instance_norm(
 def _rms(b: Builder, x: Value, gamma: Value, epsilon: float) -> tuple[Value, Value]:
     """x / sqrt(mean of squares + epsilon) times weights, and the first factor's inverse."""
     axes = list(range(-known_rank(gamma), 0))
-    wide = floating(b, x)
-    mean = reduced(b, "ReduceMean", b.op("Mul", [wide, wide]), axes, True)
+    wide = b.floating(x)
+    mean = b.reduced("ReduceMean", b.op("Mul", [wide, wide]), axes, True)
     scale = _inverse_root(b, mean, epsilon)
     return b.op("Mul", [b.op("Mul", [wide, scale]), b.cast(gamma, wide.dtype)]), scale
 
@@ -307,8 +299,8 @@ def lrn(
 ) -> Value:
     """By the squares of the neighbouring channels; ONNX divides alpha by their number."""
     text(norm_region, "norm_region", ("across_channels",))
-    size = 2 * integer(b, depth_radius, "depth_radius") + 1
-    return b.op("LRN", [computable(b, x)], {
+    size = 2 * b.integer(depth_radius, "depth_radius") + 1
+    return b.op("LRN", [b.computable(x)], {
         "size": size, "bias": float(number(bias, "bias")), "alpha": float(number(alpha, "alpha")) * size,
         "beta": float(number(beta, "beta")),
     })  # fmt: skip

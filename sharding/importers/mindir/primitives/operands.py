@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Union
 
 import numpy as np
 
 from sharding.common.arrays import DType
-from sharding.importers.mindir.builder import Builder
+from sharding.importers.mindir.builder import GraphBuilder
 from sharding.importers.mindir.primitives import base
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value
 
@@ -17,6 +17,9 @@ FLOAT32 = np.dtype(np.float32)
 INT32 = np.dtype(np.int32)
 INT64 = np.dtype(np.int64)
 BOOL = np.dtype(np.bool_)
+
+Formula = Callable[["Builder", Value], Value]
+"""A row of a table: what a tensor becomes, once it is in a type to compute in."""
 
 
 def is_float(dtype: DType) -> bool:
@@ -32,26 +35,6 @@ def element_type(setting: Operand, default: DType) -> DType:
 def result_type(node: Node, default: DType) -> DType:
     """The element type that the file declares for the first result."""
     return node.result.dtype if node.result is not None else default
-
-
-def integer(b: Builder, operand: Operand, what: str) -> int:
-    """One integer that is known while converting."""
-    found = b.known_ints(operand) if operand is not None else None
-    if found is None or len(found) != 1:
-        raise RefusedError(f"{what} must be one integer that is known before a run, found {shown(operand)}")
-    return found[0]
-
-
-def integers(b: Builder, operand: Operand, what: str, count: int | None = None) -> tuple[int, ...]:
-    """Integers known while converting; one stands for ``count`` equal ones."""
-    found = b.known_ints(operand) if operand is not None else None
-    if found is None:
-        raise RefusedError(f"{what} must be integers that are known before a run, found {shown(operand)}")
-    if count is not None and len(found) == 1:
-        found *= count
-    if count is not None and len(found) != count:
-        raise RefusedError(f"{what} must have {count} numbers, found {shown(found)}")
-    return found
 
 
 def number(operand: Operand, what: str) -> float | int | bool:
@@ -94,22 +77,6 @@ Axes = Union[Sequence[int], Value, None]  # noqa: UP007 - Value has no `|` while
 """Axes of a reduction: numbers, what only a run tells, or None for all of them, of an unknown number."""
 
 
-def axes_of(b: Builder, setting: Operand, x: Value) -> Axes:
-    """Axes, counted from the front and in order; all of them for none. Of a tensor whose number of axes is
-    open, they may be known in a run only."""
-    if setting is None or setting == ():
-        return None if x.shape is None else list(range(len(x.shape)))
-    if x.shape is None and b.known_ints(setting) is None and isinstance(setting, (tuple, Value)):
-        return b.ints(setting)
-    found = integers(b, setting, "axis")
-    if x.rank == 0:  # MindSpore lets the axes of a scalar be 0 and -1
-        return []
-    axes = [b.axis(axis, x) for axis in found]
-    if len(set(axes)) != len(axes):
-        raise RefusedError(f"axis {axes} names one axis twice")
-    return sorted(axes) if all(axis >= 0 for axis in axes) else axes
-
-
 def tensors(operand: Operand, what: str = "its operand") -> list[Value]:
     """The tensors of a tuple; of a single tensor, itself."""
     items = operand if isinstance(operand, tuple) else (operand,)
@@ -117,20 +84,6 @@ def tensors(operand: Operand, what: str = "its operand") -> list[Value]:
     if not found or len(found) != len(items):
         raise RefusedError(f"{what} must be a tuple of tensors, found {shown(operand)}")
     return found
-
-
-def promoted(b: Builder, *operands: Operand) -> list[Value]:
-    """Operands in one element type: that of the tensors; numbers take it unless they are of a higher kind."""
-    kinds = [item.dtype for item in operands if isinstance(item, Value)]
-    dtype = kinds[0] if kinds else None
-    for kind in kinds[1:]:
-        dtype = _wider(dtype, kind) if dtype is not None else kind
-    for item in operands:
-        if isinstance(item, float) and (dtype is None or not is_float(dtype)):
-            dtype = FLOAT32
-        elif isinstance(item, int) and not isinstance(item, bool) and (dtype is None or dtype == BOOL):
-            dtype = INT64
-    return [b.cast(b.value(item, _literal(item, dtype)), dtype or BOOL) for item in operands]
 
 
 def _literal(item: Operand, dtype: DType | None) -> DType | None:
@@ -148,100 +101,9 @@ def _wider(a: DType, c: DType) -> DType:
     return np.promote_types(a, c)
 
 
-def computable(b: Builder, x: Value, *, bool_as: DType = INT32) -> Value:
-    """The value in a type that ONNX Runtime computes in on every provider: narrow integers and bool widened,
-    bfloat16 as float32. The result is converted back by who called the conversion."""
-    if x.dtype.kind in "fi" and x.dtype.itemsize >= 4:
-        return x
-    if x.dtype.name == "bfloat16":
-        return b.cast(x, FLOAT32)
-    if x.dtype.kind == "f":
-        return x
-    if x.dtype == BOOL:
-        return b.cast(x, bool_as)
-    if x.dtype.kind in "iu":
-        return b.cast(x, INT64 if x.dtype.itemsize >= 4 else INT32)
-    raise RefusedError(f"there is no arithmetic for {x.dtype}")
-
-
-def floating(b: Builder, x: Value) -> Value:
-    """The value as a floating-point tensor: integers become float32, as MindSpore has it."""
-    if x.dtype.kind == "f":
-        return x
-    return b.cast(x, FLOAT32)
-
-
-def scalar(b: Builder, amount: float | int | bool, like: Value) -> Value:
-    """A number in another value's element type."""
-    return b.const(np.asarray(amount).astype(like.dtype))
-
-
-def full_like(b: Builder, x: Value, amount: Any, dtype: DType | None = None) -> Value:
-    """A tensor of one value in the shape of another."""
-    return filled(b, b.shape_of(x), amount, dtype or x.dtype)
-
-
-def filled(b: Builder, shape: Operand, amount: Any, dtype: DType) -> Value:
-    """A tensor of one value, in a shape of integers known or not."""
-    known = b.known_ints(shape)
-    if isinstance(amount, Value):
-        flat = b.cast(b.op("Reshape", [amount, b.const([], np.int64)]), dtype)
-    else:
-        flat = b.const(np.asarray(amount).astype(dtype))
-    if known == ():
-        return flat
-    result = b.op("Expand", [flat, b.ints(shape)])
-    if known is not None:
-        result.shape = known
-    return result
-
-
-def reduced(b: Builder, kind: str, x: Value, axes: Axes, keep: bool, *, empty_is_all: bool = True) -> Value:
-    """A reduction of ONNX's over axes; None is all of them."""
-    if isinstance(axes, Value):
-        return b.op(kind, [x, axes], {"keepdims": int(keep)})
-    if axes is not None and not axes and not (empty_is_all and x.rank != 0):
-        return x
-    constant = b.const(list(axes), np.int64) if axes else None
-    return b.op(kind, [x, constant], {"keepdims": int(keep)})
-
-
-def behind(b: Builder, x: Value, vector: Value, axis: int) -> Value:
-    """A vector along one axis of a tensor, with an axis of length 1 for each one behind it."""
-    if x.rank is not None:
-        return b.op("Reshape", [vector, b.ints((-1, *[1] * (x.rank - axis - 1)))])
-    count = b.op("Sub", [b.op("Size", [b.op("Shape", [x])]), axis + 1])
-    ones = b.op("Expand", [b.const(1, np.int64), b.reshape(b.op("Max", [count, 0]), (1,))])
-    return b.op("Reshape", [vector, b.op("Concat", [b.const([-1], np.int64), ones], {"axis": 0})])
-
-
 def ranked(x: Value, rank: int) -> Value:
     """The same value, of which the file does not say how many axes it has."""
     return x if x.shape is not None else replace(x, shape=(None,) * rank)
-
-
-def moved(b: Builder, x: Value, source: int, target: int) -> Value:
-    """The value with one axis at another place."""
-    rank = known_rank(x)
-    order = [axis for axis in range(rank) if axis != source % rank]
-    order.insert(target % rank, source % rank)
-    return b.transpose(x, order)
-
-
-def lengths_product(b: Builder, x: Value, axes: Iterable[int] | Value | None) -> Value:
-    """The number of elements along axes, as an int64 scalar."""
-    if isinstance(axes, Value):
-        lengths = b.op("Gather", [b.op("Shape", [x]), axes], {"axis": 0})
-        return b.op("ReduceProd", [lengths], {"keepdims": 0})
-    axes = list(axes) if axes is not None else None
-    if x.shape is not None:
-        chosen = range(len(x.shape)) if axes is None else axes
-        if all(x.shape[axis] is not None for axis in chosen):
-            return b.const(int(np.prod([x.shape[axis] or 0 for axis in chosen], dtype=np.int64)), np.int64)
-    shape = b.op("Shape", [x])
-    if axes is not None:
-        shape = b.op("Gather", [shape, b.const(axes, np.int64)], {"axis": 0})
-    return b.op("ReduceProd", [shape], {"keepdims": 0})
 
 
 def joined_length(x: Value, axes: Iterable[int]) -> int:
@@ -265,3 +127,142 @@ def flattened(operand: Operand) -> Operand:
         inner = flattened(item)
         items.extend(inner if isinstance(inner, tuple) else (inner,))
     return tuple(items)
+
+
+class Builder(GraphBuilder):
+    """What primitives are given: the graph under construction, and the pieces that their families share."""
+
+    def integer(self, operand: Operand, what: str) -> int:
+        """One integer that is known while converting."""
+        found = self.known_ints(operand) if operand is not None else None
+        if found is None or len(found) != 1:
+            raise RefusedError(
+                f"{what} must be one integer that is known before a run, found {shown(operand)}"
+            )
+        return found[0]
+
+    def integers(self, operand: Operand, what: str, count: int | None = None) -> tuple[int, ...]:
+        """Integers known while converting; one stands for ``count`` equal ones."""
+        found = self.known_ints(operand) if operand is not None else None
+        if found is None:
+            raise RefusedError(f"{what} must be integers that are known before a run, found {shown(operand)}")
+        if count is not None and len(found) == 1:
+            found *= count
+        if count is not None and len(found) != count:
+            raise RefusedError(f"{what} must have {count} numbers, found {shown(found)}")
+        return found
+
+    def axes_of(self, setting: Operand, x: Value) -> Axes:
+        """Axes, counted from the front and in order; all of them for none. Of a tensor whose number of axes
+        is open, they may be known in a run only."""
+        if setting is None or setting == ():
+            return None if x.shape is None else list(range(len(x.shape)))
+        if x.shape is None and self.known_ints(setting) is None and isinstance(setting, (tuple, Value)):
+            return self.ints(setting)
+        found = self.integers(setting, "axis")
+        if x.rank == 0:  # MindSpore lets the axes of a scalar be 0 and -1
+            return []
+        axes = [self.axis(axis, x) for axis in found]
+        if len(set(axes)) != len(axes):
+            raise RefusedError(f"axis {axes} names one axis twice")
+        return sorted(axes) if all(axis >= 0 for axis in axes) else axes
+
+    def promoted(self, *operands: Operand) -> list[Value]:
+        """Operands in one element type: that of the tensors; numbers take it unless they are of a higher
+        kind."""
+        kinds = [item.dtype for item in operands if isinstance(item, Value)]
+        dtype = kinds[0] if kinds else None
+        for kind in kinds[1:]:
+            dtype = _wider(dtype, kind) if dtype is not None else kind
+        for item in operands:
+            if isinstance(item, float) and (dtype is None or not is_float(dtype)):
+                dtype = FLOAT32
+            elif isinstance(item, int) and not isinstance(item, bool) and (dtype is None or dtype == BOOL):
+                dtype = INT64
+        return [self.cast(self.value(item, _literal(item, dtype)), dtype or BOOL) for item in operands]
+
+    def computable(self, x: Value) -> Value:
+        """The value in a type that ONNX Runtime computes in on every provider: narrow integers and bool
+        widened, bfloat16 as float32. The result is converted back by who called the conversion."""
+        if x.dtype.kind in "fi" and x.dtype.itemsize >= 4:
+            return x
+        if x.dtype.name == "bfloat16":
+            return self.cast(x, FLOAT32)
+        if x.dtype.kind == "f":
+            return x
+        if x.dtype == BOOL:
+            return self.cast(x, INT32)
+        if x.dtype.kind in "iu":
+            return self.cast(x, INT64 if x.dtype.itemsize >= 4 else INT32)
+        raise RefusedError(f"there is no arithmetic for {x.dtype}")
+
+    def floating(self, x: Value) -> Value:
+        """The value as a floating-point tensor: integers become float32, as MindSpore has it."""
+        if x.dtype.kind == "f":
+            return x
+        return self.cast(x, FLOAT32)
+
+    def scalar(self, amount: float | int | bool, like: Value) -> Value:
+        """A number in another value's element type."""
+        return self.const(np.asarray(amount).astype(like.dtype))
+
+    def full_like(self, x: Value, amount: Any, dtype: DType | None = None) -> Value:
+        """A tensor of one value in the shape of another."""
+        return self.filled(self.shape_of(x), amount, dtype or x.dtype)
+
+    def filled(self, shape: Operand, amount: Any, dtype: DType) -> Value:
+        """A tensor of one value, in a shape of integers known or not."""
+        known = self.known_ints(shape)
+        if isinstance(amount, Value):
+            flat = self.cast(self.op("Reshape", [amount, self.const([], np.int64)]), dtype)
+        else:
+            flat = self.const(np.asarray(amount).astype(dtype))
+        if known == ():
+            return flat
+        result = self.op("Expand", [flat, self.ints(shape)])
+        if known is not None:
+            result.shape = known
+        return result
+
+    def reduced(self, kind: str, x: Value, axes: Axes, keep: bool, *, empty_is_all: bool = True) -> Value:
+        """A reduction of ONNX's over axes; None is all of them."""
+        if isinstance(axes, Value):
+            return self.op(kind, [x, axes], {"keepdims": int(keep)})
+        if axes is not None and not axes and not (empty_is_all and x.rank != 0):
+            return x
+        constant = self.const(list(axes), np.int64) if axes else None
+        return self.op(kind, [x, constant], {"keepdims": int(keep)})
+
+    def behind(self, x: Value, vector: Value, axis: int) -> Value:
+        """A vector along one axis of a tensor, with an axis of length 1 for each one behind it."""
+        if x.rank is not None:
+            return self.op("Reshape", [vector, self.ints((-1, *[1] * (x.rank - axis - 1)))])
+        count = self.op("Sub", [self.op("Size", [self.op("Shape", [x])]), axis + 1])
+        ones = self.op("Expand", [self.const(1, np.int64), self.reshape(self.op("Max", [count, 0]), (1,))])
+        return self.op(
+            "Reshape", [vector, self.op("Concat", [self.const([-1], np.int64), ones], {"axis": 0})]
+        )
+
+    def moved(self, x: Value, source: int, target: int) -> Value:
+        """The value with one axis at another place."""
+        rank = known_rank(x)
+        order = [axis for axis in range(rank) if axis != source % rank]
+        order.insert(target % rank, source % rank)
+        return self.transpose(x, order)
+
+    def lengths_product(self, x: Value, axes: Iterable[int] | Value | None) -> Value:
+        """The number of elements along axes, as an int64 scalar."""
+        if isinstance(axes, Value):
+            lengths = self.op("Gather", [self.op("Shape", [x]), axes], {"axis": 0})
+            return self.op("ReduceProd", [lengths], {"keepdims": 0})
+        axes = list(axes) if axes is not None else None
+        if x.shape is not None:
+            chosen = range(len(x.shape)) if axes is None else axes
+            if all(x.shape[axis] is not None for axis in chosen):
+                return self.const(
+                    int(np.prod([x.shape[axis] or 0 for axis in chosen], dtype=np.int64)), np.int64
+                )
+        shape = self.op("Shape", [x])
+        if axes is not None:
+            shape = self.op("Gather", [shape, self.const(axes, np.int64)], {"axis": 0})
+        return self.op("ReduceProd", [shape], {"keepdims": 0})

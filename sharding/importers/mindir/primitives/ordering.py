@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.indexing import END, indices_of
 from sharding.importers.mindir.primitives.operands import (
     INT32,
     INT64,
-    computable,
+    Builder,
     element_type,
-    integer,
-    integers,
     is_float,
     known_rank,
-    promoted,
     result_type,
 )
 
@@ -35,19 +31,19 @@ def topk_ext(
     b: Builder, x: Value, k: Operand, *, dim: Operand = -1, largest: Operand = True, sorted: Operand = True
 ) -> Operand:
     """The k largest or smallest along an axis, and their places."""
-    return _top(b, x, k, integer(b, dim, "dim"), bool(largest))
+    return _top(b, x, k, b.integer(dim, "dim"), bool(largest))
 
 
 def _top(b: Builder, x: Value, k: Operand, axis: int, largest: bool) -> tuple[Value, Value]:
     attributes = {"axis": axis, "largest": int(largest), "sorted": 1}
-    values, places = b.ops("TopK", [computable(b, x), b.ints(k)], attributes, outputs=2)
+    values, places = b.ops("TopK", [b.computable(x), b.ints(k)], attributes, outputs=2)
     return values, places
 
 
 def _sorted(b: Builder, x: Value, axis: Operand, descending: Operand) -> tuple[Value, Value]:
     if x.rank == 0:
         return x, b.const(0, np.int64)
-    place = b.axis(integer(b, axis, "axis"), x)
+    place = b.axis(b.integer(axis, "axis"), x)
     return _top(b, x, b.dim(x, place), place, bool(descending))
 
 
@@ -86,10 +82,10 @@ def median_along(
     """The lower of the middle elements along an axis, or of all, and its place."""
     if ignore_nan:
         raise RefusedError("ignore_nan has no conversion")
-    wide = computable(b, x)
+    wide = b.computable(x)
     if global_median or x.rank == 0:
         wide = b.reshape(wide, (-1,))
-    place = 0 if global_median or x.rank == 0 else b.axis(integer(b, axis, "axis"), wide)
+    place = 0 if global_median or x.rank == 0 else b.axis(b.integer(axis, "axis"), wide)
     keep = bool(keep_dims) and not global_median and x.rank != 0
     return _smallest(b, wide, middle(b, wide, place), place, keep)
 
@@ -115,10 +111,10 @@ def _smallest(b: Builder, x: Value, number: Operand, axis: int, keep: bool) -> O
 @primitive("MedianDim")
 def median_dim(b: Builder, x: Value, *, dim: Operand = -1, keepdim: Operand = False) -> Operand:
     """The lower of the middle elements along an axis, and its place."""
-    wide = computable(b, x)
+    wide = b.computable(x)
     if x.rank == 0:
         return wide, b.const(0, np.int64)
-    axis = b.axis(integer(b, dim, "dim"), wide)
+    axis = b.axis(b.integer(dim, "dim"), wide)
     return _smallest(b, wide, middle(b, wide, axis), axis, bool(keepdim))
 
 
@@ -127,22 +123,22 @@ def kth_value(
     b: Builder, x: Value, *, k: Operand = 1, dim: Operand = -1, keepdim: Operand = False
 ) -> Operand:
     """The k-th smallest along an axis, and its place."""
-    wide = computable(b, x)
+    wide = b.computable(x)
     if x.rank == 0:
         return wide, b.const(0, np.int64)
-    return _smallest(b, wide, k, b.axis(integer(b, dim, "dim"), wide), bool(keepdim))
+    return _smallest(b, wide, k, b.axis(b.integer(dim, "dim"), wide), bool(keepdim))
 
 
 @primitive("NonZero")
 def non_zero(b: Builder, x: Value) -> Value:
     """The places of what is not 0, a row for each."""
-    return b.transpose(b.op("NonZero", [computable(b, x)]), [1, 0])
+    return b.transpose(b.op("NonZero", [b.computable(x)]), [1, 0])
 
 
 @primitive("NonZeroExt")
 def non_zero_ext(b: Builder, x: Value) -> Operand:
     """The places of what is not 0, a vector for each axis."""
-    found = b.op("NonZero", [computable(b, x)])
+    found = b.op("NonZero", [b.computable(x)])
     return tuple(
         b.op("Gather", [found, b.const(axis, np.int64)], {"axis": 0}) for axis in range(known_rank(x))
     )
@@ -162,7 +158,7 @@ def search_sorted(
     """How many elements of a sorted sequence lie before each value."""
     if isinstance(sorter, Value):
         sequence = b.op("GatherElements", [sequence, indices_of(b, sorter)], {"axis": -1})
-    line, wanted = (computable(b, item) for item in promoted(b, sequence, values))
+    line, wanted = (b.computable(item) for item in b.promoted(sequence, values))
     last = known_rank(line)
     spread = b.unsqueeze(line, [last - 1])
     before = b.op("LessOrEqual" if right else "Less", [spread, b.unsqueeze(wanted, [known_rank(wanted)])])
@@ -173,7 +169,7 @@ def search_sorted(
 @primitive("InvertPermutation")
 def invert_permutation(b: Builder, x: Operand) -> Operand:
     """The order that undoes another."""
-    order = integers(b, x, "the order")
+    order = b.integers(x, "the order")
     if sorted_order(order) != list(range(len(order))):
         raise RefusedError(f"{order} is no order")
     found = tuple(int(place) for place in np.argsort(order))
@@ -189,7 +185,7 @@ def sorted_order(order: tuple[int, ...]) -> list[int]:
 def unique(b: Builder, x: Value) -> Operand:
     """What occurs, in the order of the first time, and where each element is in that."""
     wide = x if is_float(x.dtype) else b.cast(x, INT64)
-    values, _, inverse, _ = b.ops("Unique", [computable(b, wide)], {"sorted": 0}, outputs=4)
+    values, _, inverse, _ = b.ops("Unique", [b.computable(wide)], {"sorted": 0}, outputs=4)
     return values, b.cast(inverse, INT32)
 
 
@@ -198,7 +194,7 @@ def reverse_sequence(
     b: Builder, x: Value, lengths: Value, *, seq_dim: Operand = 0, batch_dim: Operand = 0
 ) -> Value:
     """The first places along one axis reversed, for each place of another a number of its own."""
-    time, batch = b.axis(integer(b, seq_dim, "seq_dim"), x), b.axis(integer(b, batch_dim, "batch_dim"), x)
+    time, batch = b.axis(b.integer(seq_dim, "seq_dim"), x), b.axis(b.integer(batch_dim, "batch_dim"), x)
     order = [time, batch, *[axis for axis in range(known_rank(x)) if axis not in {time, batch}]]
     front = b.transpose(x, order)
     # None reversed is one reversed: ONNX Runtime before 1.31 leaves such places as they were in memory.

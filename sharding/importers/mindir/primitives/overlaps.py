@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.conv import last
 from sharding.importers.mindir.primitives.operands import (
     INT64,
-    filled,
-    floating,
-    integers,
+    Builder,
     joined_length,
     known_rank,
 )
@@ -31,13 +28,13 @@ def col2im(
     """The sum of windows at their places: (batch, channel, place in the window, window) or, with the channels
     and the places in the window as one axis, torch's."""
     kernel, gaps, around, steps = (
-        last(integers(b, item, what), 2, what)
+        last(b.integers(item, what), 2, what)
         for item, what in (
             (kernel_size, "kernel_size"), (dilation, "dilation"), (padding, "padding"), (stride, "stride")
         )
     )  # fmt: skip
-    image = integers(b, output_size, "output_size", 2)
-    wide = floating(b, x)
+    image = b.integers(output_size, "output_size", 2)
+    wide = b.floating(x)
     if known_rank(wide) == 4:
         joined = joined_length(wide, (1, 2))
         wide = b.reshape(wide, (b.dim(wide, 0), joined, b.dim(wide, 3)))
@@ -58,7 +55,7 @@ def max_unpool(b: Builder, node: Node, x: Value, places: Value) -> Value:
     ends = [length or 0 for length in shape[-count:]]
     front = tuple(b.dim(x, axis) for axis in range(known_rank(x) - count))
     joined = joined_length(x, range(-count, 0))
-    empty = filled(b, (*front, int(np.prod(ends))), 0, x.dtype)
+    empty = b.filled((*front, int(np.prod(ends))), 0, x.dtype)
     where = b.cast(b.reshape(places, (*front, joined)), INT64)
     found = b.op("ScatterElements", [empty, where, b.reshape(x, (*front, joined))], {"axis": len(front)})
     return b.reshape(found, (*front, *ends))

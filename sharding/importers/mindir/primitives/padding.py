@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import (
+    Builder,
     flattened,
-    integers,
     known_rank,
     number,
     ranked,
@@ -53,7 +52,7 @@ def pairs_from_last(x: Value, amounts: Sequence[int]) -> list[tuple[int, int]]:
 
 def _rows(b: Builder, paddings: Operand, x: Value) -> list[tuple[int, int]]:
     """(before, after) of each axis from a table with a row for each."""
-    found = integers(b, flattened(paddings), "paddings")
+    found = b.integers(flattened(paddings), "paddings")
     if x.rank is not None and len(found) != 2 * x.rank:
         raise RefusedError(f"paddings {list(found)} do not fit a tensor with {x.rank} axes")
     return [(found[2 * i], found[2 * i + 1]) for i in range(len(found) // 2)]
@@ -79,7 +78,7 @@ def pad_v3(
     kind = text(mode, "mode", ("constant", "reflect", "edge", "circular"))
     if kind != "circular" and paddings_contiguous and b.known_ints(flattened(paddings)) is None:
         return _padded_later(b, x, flattened(paddings), kind, value)
-    found = integers(b, flattened(paddings), "paddings")
+    found = b.integers(flattened(paddings), "paddings")
     if not paddings_contiguous:
         half = len(found) // 2
         found = tuple(found[i // 2 + (half if i % 2 else 0)] for i in range(len(found)))
@@ -146,7 +145,7 @@ def mirror_pad(b: Builder, x: Value, paddings: Operand, *, mode: Operand = "REFL
 def constant_pad(b: Builder, x: Value, *, padding: Operand = (), value: Operand = 0.0) -> Value:
     """One number around; the list begins with the last axis."""
     amount = number(value, "value")
-    return padded(b, x, pairs_from_last(x, integers(b, padding, "padding")), "constant", amount)
+    return padded(b, x, pairs_from_last(x, b.integers(padding, "padding")), "constant", amount)
 
 
 @table({
@@ -155,4 +154,4 @@ def constant_pad(b: Builder, x: Value, *, padding: Operand = (), value: Operand 
 })  # fmt: skip
 def mirrored(mode: str, b: Builder, x: Value, *, padding: Operand = ()) -> Value:
     """A reflection without the edge, or the nearest edge; the list begins with the last axis."""
-    return padded(b, x, pairs_from_last(x, integers(b, padding, "padding")), mode)
+    return padded(b, x, pairs_from_last(x, b.integers(padding, "padding")), mode)

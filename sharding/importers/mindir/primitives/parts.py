@@ -6,16 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import integer, integers, promoted, tensors
+from sharding.importers.mindir.primitives.operands import Builder, tensors
 
 
 @primitive("Concat")
 def concat(b: Builder, *items: Operand, axis: Operand = 0) -> Value:
     """Joined along an axis."""
-    found = promoted(b, *tensors(items[0] if len(items) == 1 else items))
-    place = b.axis(integer(b, axis, "axis"), found[0])
+    found = b.promoted(*tensors(items[0] if len(items) == 1 else items))
+    place = b.axis(b.integer(axis, "axis"), found[0])
     return b.op("Concat", found, {"axis": place}) if len(found) > 1 else found[0]
 
 
@@ -25,11 +24,11 @@ def stack(b: Builder, node: Node, *items: Operand, axis: Operand = 0) -> Value:
     given = items[0] if len(items) == 1 else items
     if isinstance(given, tuple) and any(not isinstance(item, Value) for item in given):
         given = tuple(b.value(item) for item in given)
-    found = promoted(b, *tensors(given))
+    found = b.promoted(*tensors(given))
     if node.op_type == "ParallelConcat":
         return b.op("Concat", found, {"axis": 0})
     setting = node.attributes.get("dim", axis) if axis == 0 else axis
-    place = integer(b, setting, "axis")
+    place = b.integer(setting, "axis")
     if found[0].rank is not None:
         place = place % (found[0].rank + 1)
     return b.op("Concat", [b.unsqueeze(item, [place]) for item in found], {"axis": place})
@@ -38,7 +37,7 @@ def stack(b: Builder, node: Node, *items: Operand, axis: Operand = 0) -> Value:
 @primitive("Unstack", "UnstackExtView", "Unbind")
 def unstack(b: Builder, node: Node, x: Value, *, axis: Operand = 0, num: Operand = None) -> Operand:
     """One tensor for each place along an axis."""
-    place = b.axis(integer(b, axis, "axis"), x)
+    place = b.axis(b.integer(axis, "axis"), x)
     length = b.dim(x, place)
     # With an unknown number of results, the file declares a single one for all.
     declared = len(node.result_types) if len(node.result_types) > 1 else 0
@@ -67,8 +66,8 @@ def split_sizes(b: Builder, x: Value, axis: int, sizes: Sequence[int]) -> Operan
 @primitive("Split")
 def split(b: Builder, x: Value, *, axis: Operand = 0, output_num: Operand = 1) -> Operand:
     """This many equal parts along an axis."""
-    place = b.axis(integer(b, axis, "axis"), x)
-    count = integer(b, output_num, "output_num")
+    place = b.axis(b.integer(axis, "axis"), x)
+    count = b.integer(output_num, "output_num")
     length = b.dim(x, place)
     if count < 1 or (isinstance(length, int) and length % count):
         raise RefusedError(f"a length of {length} cannot be cut into {count} equal parts")
@@ -78,8 +77,8 @@ def split(b: Builder, x: Value, *, axis: Operand = 0, output_num: Operand = 1) -
 @primitive("SplitTensor", "SplitTensorView")
 def split_tensor(b: Builder, x: Value, *, split_size: Operand = 1, dim: Operand = 0) -> Operand:
     """Parts of one length along an axis; the last one may be shorter."""
-    place = b.axis(integer(b, dim, "dim"), x)
-    size = integer(b, split_size, "split_size")
+    place = b.axis(b.integer(dim, "dim"), x)
+    size = b.integer(split_size, "split_size")
     length = b.dim(x, place)
     if not isinstance(length, int) or size < 1:
         raise RefusedError(f"the length along axis {place} must be known, and split_size positive")
@@ -93,7 +92,7 @@ def _pieces(length: int, size: int) -> list[int]:
 @primitive("SplitWithSize", "SplitWithSizeView")
 def split_with_size(b: Builder, x: Value, *, split_size: Operand = (), dim: Operand = 0) -> Operand:
     """Parts of these lengths along an axis."""
-    return split_sizes(b, x, b.axis(integer(b, dim, "dim"), x), integers(b, split_size, "split_size"))
+    return split_sizes(b, x, b.axis(b.integer(dim, "dim"), x), b.integers(split_size, "split_size"))
 
 
 @primitive("SplitV")
@@ -101,8 +100,8 @@ def split_v(
     b: Builder, x: Value, *, size_splits: Operand = (), split_dim: Operand = 0, num_split: Operand = None
 ) -> Operand:
     """Parts of these lengths along an axis; one -1 is what is left."""
-    place = b.axis(integer(b, split_dim, "split_dim"), x)
-    sizes = list(integers(b, size_splits, "size_splits"))
+    place = b.axis(b.integer(split_dim, "split_dim"), x)
+    sizes = list(b.integers(size_splits, "size_splits"))
     if -1 in sizes:
         length = b.dim(x, place)
         if not isinstance(length, int):
@@ -114,8 +113,8 @@ def split_v(
 @primitive("Chunk", "ChunkView")
 def chunk(b: Builder, x: Value, *, chunks: Operand = 1, dim: Operand = 0) -> Operand:
     """At most this many parts of one length; the last one may be shorter."""
-    place = b.axis(integer(b, dim, "dim"), x)
-    count, length = integer(b, chunks, "chunks"), b.dim(x, place)
+    place = b.axis(b.integer(dim, "dim"), x)
+    count, length = b.integer(chunks, "chunks"), b.dim(x, place)
     if not isinstance(length, int) or count < 1:
         raise RefusedError(f"the length along axis {place} must be known, and chunks positive")
     return split_sizes(b, x, place, _pieces(length, max(-(-length // count), 1)))

@@ -7,20 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive, table
 from sharding.importers.mindir.primitives.conv import PAD_MODES, last, paired, same_padding, spatial_lengths
 from sharding.importers.mindir.primitives.matmul import channels_last
 from sharding.importers.mindir.primitives.operands import (
     INT32,
     INT64,
-    computable,
+    Builder,
     element_type,
-    floating,
-    integers,
-    lengths_product,
     number,
-    scalar,
     text,
 )
 from sharding.importers.mindir.primitives.windows import completed, last_windows
@@ -30,7 +25,7 @@ _PAD_MODES = (*PAD_MODES, "calculated")
 
 def _of_two(setting: Operand, b: Builder, what: str, flip: bool) -> list[int]:
     """Kernel lengths and strides of two axes; of four numbers, the channels' place goes by the layout."""
-    found = integers(b, setting, what)
+    found = b.integers(setting, what)
     if len(found) == 4 and flip:
         return list(found[1:3])
     return last(found, 2, what)
@@ -46,7 +41,7 @@ def _means_later(b: Builder, x: Value, kernel: Operand, strides: Operand, layout
     apart, one axis after the other."""
     assert isinstance(kernel, tuple)
     steps = strides if isinstance(strides, tuple) else (strides, strides)
-    found, zero, one = floating(b, x), b.const(0, np.int64), b.const(1, np.int64)
+    found, zero, one = b.floating(x), b.const(0, np.int64), b.const(1, np.int64)
     for place, pair in enumerate(zip(kernel[-2:], steps[-2:], strict=True)):
         axis = place + (1 if channels_last(layout) else 2)
         size, step = (b.reshape(b.ints(item), ()) for item in pair)
@@ -88,7 +83,7 @@ def pool(
     """The largest of each window, or its mean, in which padding does not count."""
     layout = node.attributes.get("format", data_format) if data_format == "NCHW" else data_format
     flip = channels_last(layout)
-    wide = b.transpose(computable(b, x), [0, 3, 1, 2]) if flip else computable(b, x)
+    wide = b.transpose(b.computable(x), [0, 3, 1, 2]) if flip else b.computable(x)
     mode = text(pad_mode, "pad_mode", PAD_MODES)
     if op_type == "AveragePool" and mode == "valid" and _is_open(b, kernel_size, strides):
         return _means_later(b, x, kernel_size, strides, layout)
@@ -127,7 +122,7 @@ def pooled(b: Builder, op_type: str, x: Value, windows: Windows) -> Value:
     kernel, strides, pads, ceil = windows.kernel, windows.strides, windows.pads, windows.ceil
     dilations = windows.dilations
     lone = x.rank == len(kernel) + 1
-    wide = computable(b, b.unsqueeze(x, [0]) if lone else x)
+    wide = b.computable(b.unsqueeze(x, [0]) if lone else x)
     gaps = list(dilations) if dilations and any(item != 1 for item in dilations) else None
     if ceil:
         wide, pads, ceil = last_windows(b, wide, kernel, strides, pads, gaps, op_type == "MaxPool")
@@ -148,8 +143,8 @@ def max_pool3d(
     ceil_mode: Operand = None,
 ) -> Value:
     """The largest of each window of three axes."""
-    kernel = last(integers(b, kernel_size, "kernel_size"), 3, "kernel_size")
-    steps = last(integers(b, strides, "strides"), 3, "strides")
+    kernel = last(b.integers(kernel_size, "kernel_size"), 3, "kernel_size")
+    steps = last(b.integers(strides, "strides"), 3, "strides")
     pads = _pads_of_volume(b, pad_mode, pad_list)
     return _in_volume(b, "MaxPool", x, Windows(kernel, steps, pads or (), bool(ceil_mode)), pads is None)
 
@@ -159,13 +154,13 @@ def _pads_of_volume(b: Builder, pad_mode: Operand, pad_list: Operand) -> list[in
     mode = text(pad_mode, "pad_mode", _PAD_MODES)
     if mode == "same":
         return None
-    return paired(integers(b, pad_list, "pad_list"), 3, "pad_list") if mode != "valid" else [0] * 6
+    return paired(b.integers(pad_list, "pad_list"), 3, "pad_list") if mode != "valid" else [0] * 6
 
 
 def _in_volume(b: Builder, op_type: str, x: Value, windows: Windows, same: bool) -> Value:
     if not same:
         return pooled(b, op_type, x, windows)
-    wide, padding = _same(b, computable(b, x), list(windows.kernel), list(windows.strides))
+    wide, padding = _same(b, b.computable(x), list(windows.kernel), list(windows.strides))
     return b.op(op_type, [wide], {**windows.attributes, **padding})
 
 
@@ -183,14 +178,14 @@ def avg_pool3d(
     divisor_override: Operand = 0,
 ) -> Value:
     """The mean of each window of three axes."""
-    kernel = last(integers(b, kernel_size, "kernel_size"), 3, "kernel_size")
-    steps = last(integers(b, strides, "strides"), 3, "strides")
+    kernel = last(b.integers(kernel_size, "kernel_size"), 3, "kernel_size")
+    steps = last(b.integers(strides, "strides"), 3, "strides")
     divisor = number(divisor_override, "divisor_override") if divisor_override is not None else 0
     counted = bool(count_include_pad) or bool(divisor)
     pads = _pads_of_volume(b, pad_mode, pad_list)
     windows = Windows(kernel, steps, pads or (), bool(ceil_mode), counted)
     if divisor and ceil_mode and pads is not None:
-        x = completed(b, floating(b, x), kernel, steps, pads)
+        x = completed(b, b.floating(x), kernel, steps, pads)
         windows = replace(windows, pads=[0] * 6, ceil=False)
     found = _in_volume(b, "AveragePool", x, windows, pads is None)
     return _divided(b, found, kernel, divisor)
@@ -198,7 +193,7 @@ def avg_pool3d(
 
 def _divided(b: Builder, x: Value, kernel: Sequence[int], divisor: float) -> Value:
     """Means as sums by another divisor."""
-    return b.op("Mul", [x, scalar(b, np.prod(kernel) / divisor, x)]) if divisor else x
+    return b.op("Mul", [x, b.scalar(np.prod(kernel) / divisor, x)]) if divisor else x
 
 
 @primitive("AvgPool1D", "AvgPool2D", "AvgPool3DExt")
@@ -216,12 +211,12 @@ def avg_pool_ext(
 ) -> Value:
     """The mean of each window, the same padding at both ends."""
     count = {"AvgPool1D": 1, "AvgPool2D": 2}.get(node.op_type, 3)
-    kernel = last(integers(b, kernel_size, "kernel_size"), count, "kernel_size")
-    steps = kernel if stride in (None, ()) else last(integers(b, stride, "stride"), count, "stride")
-    around = last(integers(b, padding, "padding"), count, "padding") * 2
+    kernel = last(b.integers(kernel_size, "kernel_size"), count, "kernel_size")
+    steps = kernel if stride in (None, ()) else last(b.integers(stride, "stride"), count, "stride")
+    around = last(b.integers(padding, "padding"), count, "padding") * 2
     divisor = 0 if divisor_override is None else number(divisor_override, "divisor_override")
     counted = bool(count_include_pad) or bool(divisor)
-    wide, ceil = floating(b, x), bool(ceil_mode)
+    wide, ceil = b.floating(x), bool(ceil_mode)
     if divisor and ceil:
         wide, around, ceil = completed(b, wide, kernel, steps, around), [0] * (2 * count), False
     found = pooled(b, "AveragePool", wide, Windows(kernel, steps, around, ceil, counted))
@@ -251,15 +246,15 @@ def max_pool_places(
     """
     count = 3 if node.op_type == "MaxPool3DWithArgmax" else 2
     setting = node.attributes.get("ksize", 1) if kernel_size is None else kernel_size
-    kernel = last(integers(b, setting, "kernel_size"), count, "kernel_size")
-    steps = kernel if strides in (None, ()) else last(integers(b, strides, "strides"), count, "strides")
-    around = last(integers(b, pads, "pads"), count, "pads") * 2
-    gaps = last(integers(b, dilation, "dilation"), count, "dilation")
+    kernel = last(b.integers(setting, "kernel_size"), count, "kernel_size")
+    steps = kernel if strides in (None, ()) else last(b.integers(strides, "strides"), count, "strides")
+    around = last(b.integers(pads, "pads"), count, "pads") * 2
+    gaps = last(b.integers(dilation, "dilation"), count, "dilation")
     if node.op_type == "MaxPoolWithMask":
         windows = Windows(kernel, steps, around, bool(ceil_mode), dilations=gaps)
         return (pooled(b, "MaxPool", x, windows),)
     lone = x.rank == count + 1
-    wide = b.unsqueeze(computable(b, x), [0]) if lone else computable(b, x)
+    wide = b.unsqueeze(b.computable(x), [0]) if lone else b.computable(x)
     ceil = bool(ceil_mode)
     if ceil:
         wide, around, ceil = last_windows(b, wide, kernel, steps, around, gaps, True)
@@ -268,7 +263,7 @@ def max_pool_places(
     }  # fmt: skip
     values, places = b.ops("MaxPool", [wide], attributes, outputs=2)
     # ONNX counts over all channels of all batch entries.
-    places = b.op("Mod", [places, lengths_product(b, wide, range(2, 2 + count))])
+    places = b.op("Mod", [places, b.lengths_product(wide, range(2, 2 + count))])
     if lone:
         values, places = b.squeeze(values, [0]), b.squeeze(places, [0])
     if isinstance(argmax_type, (str, int)) and argmax_type in _PLACE_TYPES:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
     INT64,
-    filled,
-    floating,
-    integer,
+    Builder,
     result_type,
 )
 
@@ -26,7 +23,7 @@ def _seed(node: Node) -> float | None:
 @table({"StandardNormal": "RandomNormalLike", "UniformReal": "RandomUniformLike"})
 def drawn(kind: str, b: Builder, node: Node, shape: Operand) -> Value:
     """Of the normal distribution about 0 with the deviation 1, or from 0 up to before 1."""
-    return b.op(kind, [filled(b, shape, 0, FLOAT32)], {"dtype": 1, "seed": _seed(node)})
+    return b.op(kind, [b.filled(shape, 0, FLOAT32)], {"dtype": 1, "seed": _seed(node)})
 
 
 @primitive("UniformInt")
@@ -55,9 +52,9 @@ def multinomial(b: Builder, node: Node, x: Value, count: Operand) -> Value:
     """Places along the last axis, drawn by their shares, each again and again."""
     if x.rank not in {1, 2}:
         raise RefusedError("it needs an operand with one or two axes")
-    shares = floating(b, x)
+    shares = b.floating(x)
     rows = b.unsqueeze(shares, [0]) if x.rank == 1 else shares
     found = b.op("Multinomial", [b.op("Log", [rows])], {
-        "sample_size": integer(b, count, "the number of samples"), "dtype": 7, "seed": _seed(node),
+        "sample_size": b.integer(count, "the number of samples"), "dtype": 7, "seed": _seed(node),
     })  # fmt: skip
     return b.squeeze(found, [0]) if x.rank == 1 else found

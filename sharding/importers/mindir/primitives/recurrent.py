@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import FLOAT32, integer, known_rank, number
+from sharding.importers.mindir.primitives.operands import FLOAT32, Builder, known_rank, number
 
 
 def _part(b: Builder, x: Value, axis: int, start: int, length: int) -> Value:
@@ -50,9 +49,9 @@ def lstm(
 
     Gives the states of all times, the last state and cell, and two results that only a gradient reads.
     """
-    inputs, hidden = integer(b, input_size, "input_size"), integer(b, hidden_size, "hidden_size")
+    inputs, hidden = b.integer(input_size, "input_size"), b.integer(hidden_size, "hidden_size")
     directions = 2 if bidirectional else 1
-    if integer(b, num_layers, "num_layers") != 1:
+    if b.integer(num_layers, "num_layers") != 1:
         raise RefusedError("several layers in one LSTM have no conversion: export it on a CPU")
     if proj_size:
         raise RefusedError("a projection (proj_size) has no conversion")

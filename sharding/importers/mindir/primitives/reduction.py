@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, Value, alike, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     BOOL,
     INT32,
     INT64,
-    axes_of,
-    computable,
+    Builder,
     element_type,
-    floating,
     is_float,
-    reduced,
     result_type,
-    scalar,
 )
 
 
 @table(alike("ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd") | {"EuclideanNorm": "ReduceL2"})
 def reduction(op_type: str, b: Builder, x: Value, axis: Operand = (), *, keep_dims: Operand = False) -> Value:
     """ONNX's reduction; no axes are all axes."""
-    wide = floating(b, x) if op_type == "ReduceMean" else computable(b, x)
-    return reduced(b, op_type, wide, axes_of(b, axis, x), bool(keep_dims))
+    wide = b.floating(x) if op_type == "ReduceMean" else b.computable(x)
+    return b.reduced(op_type, wide, b.axes_of(axis, x), bool(keep_dims))
 
 
 @primitive("ReduceSum")
@@ -38,7 +33,7 @@ def reduce_sum(
 def truth(op_type: str, b: Builder, x: Value, axis: Operand = (), *, keep_dims: Operand = False) -> Value:
     """Whether all elements along axes are true, or any; no axes are all axes."""
     flags = b.cast(b.cast(x, BOOL), INT32)
-    return b.cast(reduced(b, op_type, flags, axes_of(b, axis, x), bool(keep_dims)), BOOL)
+    return b.cast(b.reduced(op_type, flags, b.axes_of(axis, x), bool(keep_dims)), BOOL)
 
 
 @primitive("Any")
@@ -66,13 +61,13 @@ def typed_reduction(
 ) -> Value:
     """ONNX's reduction, computed in the result's element type; Nansum leaves out what is no number."""
     wanted = element_type(dtype, result_type(node, x.dtype))
-    wide = computable(b, b.cast(x, wanted)) if wanted != BOOL else computable(b, x)
+    wide = b.computable(b.cast(x, wanted)) if wanted != BOOL else b.computable(x)
     if node.op_type == "Nansum" and is_float(wide.dtype):
-        wide = b.op("Where", [b.op("IsNaN", [wide]), scalar(b, 0, wide), wide])
-    return reduced(b, op_type, wide, axes_of(b, dim, x), bool(keepdim))
+        wide = b.op("Where", [b.op("IsNaN", [wide]), b.scalar(0, wide), wide])
+    return b.reduced(op_type, wide, b.axes_of(dim, x), bool(keepdim))
 
 
 @primitive("CountNonZero")
 def count_nonzero(b: Builder, x: Value, *, dim: Operand = None) -> Value:
     """How many elements are not 0."""
-    return reduced(b, "ReduceSum", b.cast(b.cast(x, BOOL), INT64), axes_of(b, dim, x), False)
+    return b.reduced("ReduceSum", b.cast(b.cast(x, BOOL), INT64), b.axes_of(dim, x), False)

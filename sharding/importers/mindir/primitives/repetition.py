@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import integer, integers, known_rank, shown, tensors, text
+from sharding.importers.mindir.primitives.operands import (
+    Builder,
+    known_rank,
+    shown,
+    tensors,
+    text,
+)
 
 
 @primitive("Tile", "Repeat")
@@ -49,8 +54,8 @@ def repeat_interleave(
     if dim is None:
         x, place = b.reshape(x, (-1,)), 0
     else:
-        place = b.axis(integer(b, dim, "dim"), x)
-    times = integers(b, repeats, "repeats")
+        place = b.axis(b.integer(dim, "dim"), x)
+    times = b.integers(repeats, "repeats")
     rank = known_rank(x)
     if len(times) > 1:
         rows = np.repeat(np.arange(len(times)), times)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from sharding.common.arrays import Array
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import (
     Node,
     Operand,
@@ -16,7 +15,7 @@ from sharding.importers.mindir.primitives.base import (
     primitive,
     table,
 )
-from sharding.importers.mindir.primitives.operands import FLOAT32, number, ranked, text
+from sharding.importers.mindir.primitives.operands import FLOAT32, Builder, number, ranked, text
 
 
 def _resized(b: Builder, x: Value, size: Operand, attributes: Mapping[str, object]) -> Value:

@@ -6,19 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.arithmetic import log_add
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import (
-    computable,
+    Builder,
     element_type,
-    filled,
-    floating,
-    integer,
     is_float,
     known_rank,
     result_type,
-    scalar,
 )
 
 
@@ -27,9 +22,9 @@ def cumsum(
     b: Builder, x: Value, axis: Operand = 0, *, exclusive: Operand = False, reverse: Operand = False
 ) -> Value:
     """The running sum along an axis."""
-    place = b.const(integer(b, axis, "axis"), np.int64)
+    place = b.const(b.integer(axis, "axis"), np.int64)
     attributes = {"exclusive": int(bool(exclusive)), "reverse": int(bool(reverse))}
-    return b.op("CumSum", [computable(b, x), place], attributes)
+    return b.op("CumSum", [b.computable(x), place], attributes)
 
 
 @primitive("CumsumExt")
@@ -37,8 +32,8 @@ def cumsum_ext(b: Builder, node: Node, x: Value, *, dim: Operand = 0, dtype: Ope
     """The running sum along an axis, in the result's element type."""
     if x.rank == 0:
         return x
-    wide = computable(b, b.cast(x, element_type(dtype, result_type(node, x.dtype))))
-    return b.op("CumSum", [wide, b.const(integer(b, dim, "dim"), np.int64)])
+    wide = b.computable(b.cast(x, element_type(dtype, result_type(node, x.dtype))))
+    return b.op("CumSum", [wide, b.const(b.integer(dim, "dim"), np.int64)])
 
 
 _Fold = Callable[[Value, Value], Value]
@@ -46,7 +41,7 @@ _Fold = Callable[[Value, Value], Value]
 
 def _running(b: Builder, x: Value, axis: int, fold: str | _Fold, neutral: float) -> Value:
     """A running fold along an axis, by doubling: log2(n) folds of the tensor with itself moved along."""
-    wide = computable(b, x)
+    wide = b.computable(x)
     place = b.axis(axis, wide)
     length = wide.shape[place] if wide.shape is not None else None
     rank = known_rank(wide)
@@ -59,7 +54,7 @@ def _running(b: Builder, x: Value, axis: int, fold: str | _Fold, neutral: float)
         before = [0] * (2 * rank)
         before[place] = step
         kept = b.op("Slice", [wide, b.ints((0,)), b.ints((length - step,)), b.ints((place,))])
-        moved = b.op("Pad", [kept, b.const(before, np.int64), scalar(b, neutral, wide)])
+        moved = b.op("Pad", [kept, b.const(before, np.int64), b.scalar(neutral, wide)])
         wide = b.op(fold, [wide, moved]) if isinstance(fold, str) else fold(wide, moved)
         step *= 2
     return wide
@@ -69,7 +64,7 @@ def _stepwise(b: Builder, x: Value, axis: int, fold: str, neutral: float) -> Val
     """A running fold along an axis whose length only a run tells: one step after the other."""
     shape = b.lengths(x)
     rest = (*shape[:axis], *shape[axis + 1 :])
-    first = filled(b, rest, neutral, x.dtype)
+    first = b.filled(rest, neutral, x.dtype)
     lengths = tuple(length if isinstance(length, int) else None for length in rest)
     so_far, item = (Value(b.fresh(name), x.dtype, lengths) for name in ("so_far", "item"))
     with b.body() as nodes:
@@ -88,14 +83,14 @@ def cumprod(
     b: Builder, x: Value, axis: Operand = 0, *, exclusive: Operand = False, reverse: Operand = False
 ) -> Value:
     """The running product along an axis."""
-    place = b.axis(integer(b, axis, "axis"), x)
+    place = b.axis(b.integer(axis, "axis"), x)
     found = flipped(b, x, [place]) if reverse else x
     if exclusive:
         rank = known_rank(x)
         before = [0] * (2 * rank)
         before[place], before[place + rank] = 1, -1
-        wide = computable(b, found)
-        found = b.op("Pad", [wide, b.const(before, np.int64), scalar(b, 1, wide)])
+        wide = b.computable(found)
+        found = b.op("Pad", [wide, b.const(before, np.int64), b.scalar(1, wide)])
     found = _running(b, found, place, "Mul", 1)
     return flipped(b, found, [place]) if reverse else found
 
@@ -113,8 +108,8 @@ def cumulative_logsumexp(
     b: Builder, x: Value, axis: Operand = 0, *, exclusive: Operand = False, reverse: Operand = False
 ) -> Value:
     """The logarithm of the running sum of the exponentials along an axis."""
-    wide = floating(b, x)
-    place = b.axis(integer(b, axis, "axis"), wide)
+    wide = b.floating(x)
+    place = b.axis(b.integer(axis, "axis"), wide)
     if exclusive or wide.shape is None or wide.shape[place] is None:
         raise RefusedError("it needs a length that is known, and has no conversion for exclusive")
     found = flipped(b, wide, [place]) if reverse else wide
@@ -126,8 +121,8 @@ def cumulative_logsumexp(
 @table({"Cummax": "Max", ("Cummin", "CumminExt"): "Min"})
 def running_extreme(fold: str, b: Builder, x: Value, *, axis: Operand = 0) -> tuple[Value, Value]:
     """The running extreme along an axis, and where it was found last, as MindSpore counts equal ones."""
-    wide = computable(b, x)
-    place = b.axis(integer(b, axis, "axis"), wide)
+    wide = b.computable(x)
+    place = b.axis(b.integer(axis, "axis"), wide)
     if is_float(wide.dtype):
         neutral: float = -np.inf if fold == "Max" else np.inf
     else:

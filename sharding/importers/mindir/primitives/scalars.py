@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.arithmetic import floored
 from sharding.importers.mindir.primitives.base import (
     Node,
@@ -22,7 +21,7 @@ from sharding.importers.mindir.primitives.base import (
     primitive,
     table,
 )
-from sharding.importers.mindir.primitives.operands import is_float
+from sharding.importers.mindir.primitives.operands import Builder, is_float
 
 _MOST = 1 << 62
 

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     INT64,
-    computable,
-    filled,
-    full_like,
-    integer,
+    Builder,
     is_float,
     known_rank,
-    moved,
     number,
-    promoted,
-    scalar,
     text,
 )
 
@@ -25,8 +18,8 @@ REDUCE = ("none", "add")
 
 
 def _scatter_nd(b: Builder, x: Value, indices: Value, updates: Value, reduction: str) -> Value:
-    first, second = promoted(b, x, updates)
-    wide, other = computable(b, first), computable(b, second)
+    first, second = b.promoted(x, updates)
+    wide, other = b.computable(first), b.computable(second)
     return b.op("ScatterND", [wide, b.cast(indices, INT64), other], {"reduction": reduction})
 
 
@@ -43,27 +36,27 @@ def tensor_scatter_div(b: Builder, x: Value, indices: Value, updates: Value) -> 
     """Divided by index vectors along the first axes."""
     if not is_float(x.dtype):
         raise RefusedError("integers divided by place have no conversion")
-    return _scatter_nd(b, x, indices, b.op("Reciprocal", [computable(b, updates)]), "mul")
+    return _scatter_nd(b, x, indices, b.op("Reciprocal", [b.computable(updates)]), "mul")
 
 
 @primitive("TensorScatterSub")
 def tensor_scatter_sub(b: Builder, x: Value, indices: Value, updates: Value) -> Value:
     """Taken away by index vectors along the first axes."""
-    return _scatter_nd(b, x, indices, b.op("Neg", [computable(b, updates)]), "add")
+    return _scatter_nd(b, x, indices, b.op("Neg", [b.computable(updates)]), "add")
 
 
 @primitive("ScatterNd")
 def scatter_nd(b: Builder, indices: Value, updates: Value, shape: Operand) -> Value:
     """Added by index vectors to zeros in a shape."""
-    wide = computable(b, updates)
-    return _scatter_nd(b, filled(b, shape, 0, wide.dtype), indices, wide, "add")
+    wide = b.computable(updates)
+    return _scatter_nd(b, b.filled(shape, 0, wide.dtype), indices, wide, "add")
 
 
 def _elements(b: Builder, x: Value, axis: int, index: Value, updates: Value, reduction: str) -> Value:
-    first, second = promoted(b, x, updates)
+    first, second = b.promoted(x, updates)
     places = index if index.dtype == INT64 else b.cast(index, INT64)
     attributes = {"axis": b.axis(axis, x), "reduction": reduction}
-    return b.op("ScatterElements", [computable(b, first), places, computable(b, second)], attributes)
+    return b.op("ScatterElements", [b.computable(first), places, b.computable(second)], attributes)
 
 
 @primitive("TensorScatterElements")
@@ -79,13 +72,13 @@ def tensor_scatter_elements(
 ) -> Value:
     """For each element the place along one axis."""
     kind = text(reduction if reduce is None else reduce, "reduce", REDUCE)
-    return _elements(b, x, integer(b, axis, "axis"), indices, updates, kind)
+    return _elements(b, x, b.integer(axis, "axis"), indices, updates, kind)
 
 
 @primitive("ScatterAddExt")
 def scatter_add(b: Builder, x: Value, dim: Operand, index: Value, src: Value) -> Value:
     """Added, for each element the place along one axis."""
-    return _elements(b, x, integer(b, dim, "dim"), index, _corner(b, src, index), "add")
+    return _elements(b, x, b.integer(dim, "dim"), index, _corner(b, src, index), "add")
 
 
 def _corner(b: Builder, src: Value, index: Value) -> Value:
@@ -102,7 +95,7 @@ def scatter(
 ) -> Value:
     """Put or added, for each element the place along one axis."""
     kind = text(reduce, "reduce", REDUCE)
-    return _elements(b, x, integer(b, dim, "dim"), index, _corner(b, src, index), kind)
+    return _elements(b, x, b.integer(dim, "dim"), index, _corner(b, src, index), kind)
 
 
 @primitive("ScatterValue")
@@ -110,16 +103,16 @@ def scatter_value(
     b: Builder, x: Value, dim: Operand, index: Value, src: Operand, *, reduce: Operand = "none"
 ) -> Value:
     """One number put or added, for each element the place along one axis."""
-    updates = full_like(b, index, src if isinstance(src, Value) else number(src, "src"), x.dtype)
-    return _elements(b, x, integer(b, dim, "dim"), index, updates, text(reduce, "reduce", REDUCE))
+    updates = b.full_like(index, src if isinstance(src, Value) else number(src, "src"), x.dtype)
+    return _elements(b, x, b.integer(dim, "dim"), index, updates, text(reduce, "reduce", REDUCE))
 
 
 def _rows(b: Builder, x: Value, axis: int, index: Value, source: Value, reduction: str) -> Value:
     """Whole places along one axis."""
     place = b.axis(axis, x)
-    front = moved(b, x, place, 0)
+    front = b.moved(x, place, 0)
     rows = b.unsqueeze(b.reshape(b.cast(index, INT64), (-1,)), [1])
-    return moved(b, _scatter_nd(b, front, rows, moved(b, source, place, 0), reduction), 0, place)
+    return b.moved(_scatter_nd(b, front, rows, b.moved(source, place, 0), reduction), 0, place)
 
 
 @primitive("IndexAddExt")
@@ -129,21 +122,21 @@ def index_add_ext(
     """Added at places along one axis."""
     factor = number(alpha, "alpha")
     if factor != 1:
-        wide = computable(b, source)
-        source = b.op("Mul", [wide, scalar(b, factor, wide)])
-    return _rows(b, x, integer(b, dim, "dim"), index, source, "add")
+        wide = b.computable(source)
+        source = b.op("Mul", [wide, b.scalar(factor, wide)])
+    return _rows(b, x, b.integer(dim, "dim"), index, source, "add")
 
 
 @primitive("IndexAdd")
 def index_add(b: Builder, x: Value, index: Value, source: Value, *, axis: Operand = 0) -> Value:
     """Added at places along one axis. Of a parameter, only the result is kept."""
-    return _rows(b, x, integer(b, axis, "axis"), index, source, "add")
+    return _rows(b, x, b.integer(axis, "axis"), index, source, "add")
 
 
 @primitive("IndexFill", "IndexFillScalar", "IndexFillTensor")
 def index_fill(b: Builder, x: Value, dim: Operand, index: Value, value: Operand) -> Value:
     """One number at places along one axis."""
-    place = b.axis(integer(b, dim, "dim"), x)
+    place = b.axis(b.integer(dim, "dim"), x)
     filler = b.cast(b.value(value, None if isinstance(value, Value) else x.dtype), x.dtype)
     flat = b.cast(b.reshape(index, (-1,)) if index.rank != 1 else index, INT64)
     lengths = b.lengths(x)
@@ -154,7 +147,7 @@ def index_fill(b: Builder, x: Value, dim: Operand, index: Value, value: Operand)
 
 def _segments(b: Builder, x: Value, ids: Value, count: Operand, start: float, reduction: str) -> Value:
     """Rows gathered into segments. Negative ids go into a further row, which is dropped."""
-    wide = computable(b, x)
+    wide = b.computable(x)
     places = b.cast(ids, INT64)
     total = b.ints(count)
     whole = b.op("Reshape", [total, b.const([], np.int64)])
@@ -165,7 +158,7 @@ def _segments(b: Builder, x: Value, ids: Value, count: Operand, start: float, re
     shape = (known[0] if known else b.op("Reshape", [more, b.const([], np.int64)]),
              *rest[known_rank(ids):])  # fmt: skip
     vectors = b.unsqueeze(places, [known_rank(places)])
-    found = _scatter_nd(b, filled(b, shape, start, wide.dtype), vectors, wide, reduction)
+    found = _scatter_nd(b, b.filled(shape, start, wide.dtype), vectors, wide, reduction)
     return b.op("Slice", [found, b.ints((0,)), total, b.ints((0,))])
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import integer, integers, joined_length, known_rank
+from sharding.importers.mindir.primitives.operands import (
+    Builder,
+    joined_length,
+    known_rank,
+)
 from sharding.importers.mindir.primitives.running import flipped
 
 
@@ -27,7 +30,7 @@ def transpose(b: Builder, x: Value, perm: Operand) -> Value:
     """Axes in another order."""
     if x.rank is None and b.known_ints(perm) is None and isinstance(perm, (tuple, Value)):
         return _transposed_later(b, x, b.ints(perm))
-    order = [b.axis(axis, x) for axis in integers(b, perm, "perm")]
+    order = [b.axis(axis, x) for axis in b.integers(perm, "perm")]
     if sorted(order) != list(range(len(order))):
         raise RefusedError(f"perm {order} is no order of axes")
     return b.transpose(x, order)
@@ -71,7 +74,7 @@ def transpose_two(b: Builder, x: Value, first: Operand, second: Operand) -> Valu
     """Two axes exchanged."""
     if x.rank is not None:
         order = list(range(x.rank))
-        one, other = b.axis(integer(b, first, "dim0"), x), b.axis(integer(b, second, "dim1"), x)
+        one, other = b.axis(b.integer(first, "dim0"), x), b.axis(b.integer(second, "dim1"), x)
         order[one], order[other] = order[other], order[one]
         return b.transpose(x, order)
     axes = _all_axes(b, x)
@@ -103,14 +106,14 @@ def expand_dims(b: Builder, node: Node, x: Operand, axis: Operand = None) -> Val
     places = node.attributes.get("axis") if axis is None else axis
     if isinstance(places, Value) and b.known_ints(places) is None:
         return b.op("Unsqueeze", [b.value(x), b.ints(places)])
-    return b.unsqueeze(b.value(x), integers(b, places, "axis"))
+    return b.unsqueeze(b.value(x), b.integers(places, "axis"))
 
 
 @primitive("Squeeze")
 def squeeze(b: Builder, node: Node, x: Value, *, axis: Operand = ()) -> Value:
     """Without these axes of length 1; without all of them if none is named."""
     if axis is not None and axis != ():
-        chosen = [b.axis(item, x) for item in integers(b, axis, "axis")]
+        chosen = [b.axis(item, x) for item in b.integers(axis, "axis")]
         return b.squeeze(x, chosen)
     if x.shape is None or None in x.shape:
         if node.result is None or node.result.shape is None or x.shape is None:
@@ -134,7 +137,7 @@ def flatten_ext(b: Builder, x: Value, *, start_dim: Operand = 0, end_dim: Operan
     """Neighbouring axes as one."""
     if not known_rank(x):
         return b.reshape(x, (1,))
-    first, last = b.axis(integer(b, start_dim, "start_dim"), x), b.axis(integer(b, end_dim, "end_dim"), x)
+    first, last = b.axis(b.integer(start_dim, "start_dim"), x), b.axis(b.integer(end_dim, "end_dim"), x)
     if first == last:
         return x
     shape = b.lengths(x)
@@ -145,18 +148,18 @@ def flatten_ext(b: Builder, x: Value, *, start_dim: Operand = 0, end_dim: Operan
 @primitive("ReverseV2")
 def reverse(b: Builder, x: Value, *, axis: Operand = ()) -> Value:
     """Axes in reverse."""
-    axes = [b.axis(item, x) for item in integers(b, axis, "axis")]
+    axes = [b.axis(item, x) for item in b.integers(axis, "axis")]
     return flipped(b, x, axes) if axes else x
 
 
 @primitive("Roll")
 def roll(b: Builder, node: Node, x: Value, *, shifts: Operand = 0, dims: Operand = None) -> Value:
     """Places moved along axes, around the end; without axes, of the flattened tensor."""
-    by = integers(b, node.attributes.get("shift", shifts), "shifts")
+    by = b.integers(node.attributes.get("shift", shifts), "shifts")
     setting = node.attributes.get("axis", node.attributes.get("dims")) if dims is None else dims
     if setting is None or setting == ():
         return b.reshape(_rolled(b, b.reshape(x, (-1,)), 0, by[0]), b.shape_of(x))
-    for shift, axis in zip(by, integers(b, setting, "dims"), strict=True):
+    for shift, axis in zip(by, b.integers(setting, "dims"), strict=True):
         x = _rolled(b, x, b.axis(axis, x), shift)
     return x
 

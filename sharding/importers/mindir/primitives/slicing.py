@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.indexing import END, REST
-from sharding.importers.mindir.primitives.operands import INT64, integer, integers, known_rank
+from sharding.importers.mindir.primitives.operands import INT64, Builder, known_rank
 
 # Slices
 
@@ -52,12 +51,12 @@ def strided_slice(
         )
         ellipsis_mask = 1 << place
     starts, stops = _items(b, begin, "begin"), _items(b, end, "end")
-    steps = integers(b, strides, "strides")
+    steps = b.integers(strides, "strides")
     count = len(starts)
     if len(stops) != count or len(steps) != count:
         raise RefusedError(f"begin, end and strides have {count}, {len(stops)} and {len(steps)} numbers")
     open_first, open_last, ellipsis_, new, shrink = (
-        integer(b, mask, name)
+        b.integer(mask, name)
         for mask, name in zip(
             (begin_mask, end_mask, ellipsis_mask, new_axis_mask, shrink_axis_mask), _MASKS, strict=True
         )
@@ -132,8 +131,8 @@ def slice_(b: Builder, x: Value, begin: Operand, size: Operand) -> Value:
 @primitive("SliceExt", "SliceExtView")
 def slice_ext(b: Builder, x: Value, dim: Operand, start: Operand, end: Operand, step: Operand = 1) -> Value:
     """A slice along one axis."""
-    axis = b.axis(integer(b, dim, "dim"), x)
-    return _sliced(b, x, [(axis, _one(b, start), _one(b, end), integer(b, step, "step"))])
+    axis = b.axis(b.integer(dim, "dim"), x)
+    return _sliced(b, x, [(axis, _one(b, start), _one(b, end), b.integer(step, "step"))])
 
 
 def _one(b: Builder, operand: Operand) -> Operand:
@@ -144,7 +143,7 @@ def _one(b: Builder, operand: Operand) -> Operand:
 @primitive("Narrow", "NarrowView")
 def narrow(b: Builder, x: Value, dim: Operand, start: Operand, length: Operand) -> Value:
     """This many places along one axis."""
-    axis, low, count = b.axis(integer(b, dim, "dim"), x), _one(b, start), _one(b, length)
+    axis, low, count = b.axis(b.integer(dim, "dim"), x), _one(b, start), _one(b, length)
     if isinstance(low, int) and isinstance(count, int):
         high: Operand = low + count if low >= 0 or low + count < 0 else END
     else:
@@ -157,4 +156,4 @@ def select_place(b: Builder, x: Value, dim: Operand, index: Operand) -> Value:
     """One place along an axis, which goes."""
     place = _one(b, index)
     where = b.const(place, np.int64) if isinstance(place, int) else b.value(place)
-    return b.op("Gather", [x, where], {"axis": b.axis(integer(b, dim, "dim"), x)})
+    return b.op("Gather", [x, where], {"axis": b.axis(b.integer(dim, "dim"), x)})

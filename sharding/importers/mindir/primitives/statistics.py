@@ -6,34 +6,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive, table
 from sharding.importers.mindir.primitives.creation import diagonal_of
 from sharding.importers.mindir.primitives.operands import (
     Axes,
-    axes_of,
-    computable,
+    Builder,
     element_type,
-    floating,
-    integers,
-    lengths_product,
     number,
-    reduced,
     result_type,
-    scalar,
 )
 from sharding.importers.mindir.primitives.ordering import middle
 
 
 def moments(b: Builder, x: Value, axes: Axes, correction: float, keep: bool) -> tuple[Value, Value]:
     """Variance and mean along axes; the squares' sum is divided by the count less ``correction``."""
-    wide = floating(b, x)
-    mean = reduced(b, "ReduceMean", wide, axes, True)
+    wide = b.floating(x)
+    mean = b.reduced("ReduceMean", wide, axes, True)
     distance = b.op("Sub", [wide, mean])
-    total = reduced(b, "ReduceSum", b.op("Mul", [distance, distance]), axes, keep)
-    count = b.cast(lengths_product(b, wide, axes), wide.dtype)
+    total = b.reduced("ReduceSum", b.op("Mul", [distance, distance]), axes, keep)
+    count = b.cast(b.lengths_product(wide, axes), wide.dtype)
     if correction:
-        count = b.op("Max", [b.op("Sub", [count, scalar(b, correction, count)]), scalar(b, 0, count)])
+        count = b.op("Max", [b.op("Sub", [count, b.scalar(correction, count)]), b.scalar(0, count)])
     if not keep:
         known = axes if axes is None or isinstance(axes, Value) else b.const(list(axes), np.int64)
         mean = b.op("Squeeze", [mean, known])
@@ -64,7 +57,7 @@ def spread(
     keepdim: Operand = False,
 ) -> Operand:
     """Variance or standard deviation, and the mean."""
-    found, mean = moments(b, x, axes_of(b, dim, x), number(correction, "correction"), bool(keepdim))
+    found, mean = moments(b, x, b.axes_of(dim, x), number(correction, "correction"), bool(keepdim))
     found = b.op("Sqrt", [found]) if wanted.root else found
     return (found, mean) if wanted.mean else found
 
@@ -81,24 +74,24 @@ def reduce_std(
 @primitive("LogSumExp", "ReduceLogSumExp")
 def log_sum_exp(b: Builder, x: Value, *, dim: Operand = (), keepdim: Operand = False) -> Value:
     """log(sum of exp(x))"""
-    return reduced(b, "ReduceLogSumExp", floating(b, x), axes_of(b, dim, x), bool(keepdim))
+    return b.reduced("ReduceLogSumExp", b.floating(x), b.axes_of(dim, x), bool(keepdim))
 
 
 def norm(b: Builder, x: Value, p: float, axes: Axes, keep: bool) -> Value:
     """The p-norm along axes; infinite p are the largest and smallest magnitude, 0 counts what is not 0."""
-    wide = floating(b, x)
+    wide = b.floating(x)
     if p == 2:
-        return reduced(b, "ReduceL2", wide, axes, keep)
+        return b.reduced("ReduceL2", wide, axes, keep)
     if p == 1:
-        return reduced(b, "ReduceL1", wide, axes, keep)
+        return b.reduced("ReduceL1", wide, axes, keep)
     size = b.op("Abs", [wide])
     if np.isinf(p):
-        return reduced(b, "ReduceMax" if p > 0 else "ReduceMin", size, axes, keep)
+        return b.reduced("ReduceMax" if p > 0 else "ReduceMin", size, axes, keep)
     if p == 0:
-        flags = b.cast(b.op("Greater", [size, scalar(b, 0, size)]), size.dtype)
-        return reduced(b, "ReduceSum", flags, axes, keep)
-    total = reduced(b, "ReduceSum", b.op("Pow", [size, scalar(b, p, size)]), axes, keep)
-    return b.op("Pow", [total, scalar(b, 1 / p, total)])
+        flags = b.cast(b.op("Greater", [size, b.scalar(0, size)]), size.dtype)
+        return b.reduced("ReduceSum", flags, axes, keep)
+    total = b.reduced("ReduceSum", b.op("Pow", [size, b.scalar(p, size)]), axes, keep)
+    return b.op("Pow", [total, b.scalar(1 / p, total)])
 
 
 @primitive("Norm", "LinalgVectorNorm")
@@ -114,7 +107,7 @@ def vector_norm(
 ) -> Value:
     """The p-norm."""
     wide = b.cast(x, element_type(dtype, result_type(node, x.dtype)))
-    return norm(b, wide, float(number(p, "p")), axes_of(b, dim, x), bool(keepdim))
+    return norm(b, wide, float(number(p, "p")), b.axes_of(dim, x), bool(keepdim))
 
 
 @primitive("LpNormV2")
@@ -128,8 +121,8 @@ def lp_norm_v2(
     epsilon: Operand = 1e-12,
 ) -> Value:
     """The p-norm, at least epsilon."""
-    found = norm(b, x, float(number(p, "p")), axes_of(b, dim, x), bool(keepdim))
-    return b.op("Max", [found, scalar(b, number(epsilon, "epsilon"), found)])
+    found = norm(b, x, float(number(p, "p")), b.axes_of(dim, x), bool(keepdim))
+    return b.op("Max", [found, b.scalar(number(epsilon, "epsilon"), found)])
 
 
 @primitive("LpNorm")
@@ -149,27 +142,27 @@ def lp_norm(
 @primitive("SquareSumAll")
 def square_sum_all(b: Builder, x: Value, y: Value) -> Operand:
     """The sums of the squares of each."""
-    return tuple(b.op("ReduceSumSquare", [floating(b, item)], {"keepdims": 0}) for item in (x, y))
+    return tuple(b.op("ReduceSumSquare", [b.floating(item)], {"keepdims": 0}) for item in (x, y))
 
 
 @primitive("L2Loss")
 def l2_loss(b: Builder, x: Value) -> Value:
     """Half of the sum of the squares."""
-    total = b.op("ReduceSumSquare", [floating(b, x)], {"keepdims": 0})
-    return b.op("Mul", [total, scalar(b, 0.5, total)])
+    total = b.op("ReduceSumSquare", [b.floating(x)], {"keepdims": 0})
+    return b.op("Mul", [total, b.scalar(0.5, total)])
 
 
 @primitive("Trace", "TraceExt")
 def trace(b: Builder, node: Node, x: Value) -> Value:
     """The sum of a matrix's diagonal."""
-    wide = computable(b, b.cast(x, result_type(node, x.dtype)))
+    wide = b.computable(b.cast(x, result_type(node, x.dtype)))
     return b.op("ReduceSum", [diagonal_of(b, wide, 0, 0, 1)], {"keepdims": 0})
 
 
 @primitive("MedianExt")
 def median(b: Builder, x: Value) -> Value:
     """The lower of the middle elements."""
-    flat = b.reshape(computable(b, x), (-1,))
+    flat = b.reshape(b.computable(x), (-1,))
     count = b.ints(middle(b, flat, 0))
     values = b.ops("TopK", [flat, count], {"largest": 0, "sorted": 1, "axis": 0}, outputs=2)[0]
     return b.reshape(b.op("Slice", [values, b.ints((-1,)), b.ints((2**62,)), b.ints((0,))]), ())
@@ -178,8 +171,8 @@ def median(b: Builder, x: Value) -> Value:
 @primitive("L2Normalize")
 def l2_normalize(b: Builder, x: Value, *, axis: Operand = 0, epsilon: Operand = 1e-4) -> Value:
     """x / sqrt(max(sum of x x along axes, epsilon))"""
-    wide = floating(b, x)
-    axes = [b.axis(item, x) for item in integers(b, axis, "axis")]
-    total = reduced(b, "ReduceSum", b.op("Mul", [wide, wide]), axes, True)
-    bound = b.op("Max", [total, scalar(b, number(epsilon, "epsilon"), total)])
+    wide = b.floating(x)
+    axes = [b.axis(item, x) for item in b.integers(axis, "axis")]
+    total = b.reduced("ReduceSum", b.op("Mul", [wide, wide]), axes, True)
+    bound = b.op("Max", [total, b.scalar(number(epsilon, "epsilon"), total)])
     return b.op("Div", [wide, b.op("Sqrt", [bound])])

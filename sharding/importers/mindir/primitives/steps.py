@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Shape, Value
-from sharding.importers.mindir.primitives.operands import BOOL, INT64, filled
+from sharding.importers.mindir.primitives.operands import BOOL, INT64, Builder
 
 FLOAT64 = np.dtype(np.float64)
 Length = int | Value
@@ -58,9 +57,9 @@ def full(b: Builder, like: Value, rows: Length, columns: Length, amount: float) 
     """Matrices of one number, as many as another value's."""
     batch = batch_of(b, like)
     if isinstance(batch, tuple):
-        return filled(b, (*batch, rows, columns), amount, FLOAT64)
+        return b.filled((*batch, rows, columns), amount, FLOAT64)
     shape = b.op("Concat", [batch, b.ints((rows, columns))], {"axis": 0})
-    return filled(b, shape, amount, FLOAT64)
+    return b.filled(shape, amount, FLOAT64)
 
 
 def least(b: Builder, first: Length, second: Length) -> Length:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from sharding.common.arrays import DType
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.decompositions import (
     orthogonal_factor,
@@ -18,7 +17,7 @@ from sharding.importers.mindir.primitives.decompositions import (
     singular,
 )
 from sharding.importers.mindir.primitives.linear_algebra import inverse_of, unit_diagonal
-from sharding.importers.mindir.primitives.operands import INT64, integer, number, text
+from sharding.importers.mindir.primitives.operands import INT64, Builder, number, text
 from sharding.importers.mindir.primitives.steps import (
     across,
     column,
@@ -91,7 +90,7 @@ def cholesky_solve(b: Builder, right: Value, factor: Value, *, upper: Operand = 
 @primitive("MatrixPower")
 def matrix_power(b: Builder, x: Value, *, n: Operand = 1) -> Value:
     """A product of equal matrices; of their inverses for a negative number."""
-    power = integer(b, n, "n")
+    power = b.integer(n, "n")
     factor = wide(b, x)
     if power < 0:
         factor, power = inverse_of(b, factor), -power

@@ -11,10 +11,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.indexing import END, REST
-from sharding.importers.mindir.primitives.operands import INT64, integer, integers, known_rank, number
+from sharding.importers.mindir.primitives.operands import (
+    INT64,
+    Builder,
+    known_rank,
+    number,
+)
 
 NOTHING, NONE, ELLIPSIS, SLICE, TENSOR = 0, 7, 9, 15, 17
 """Kinds of entries by their TypeId; `NOTHING` fills the list up."""
@@ -69,11 +73,11 @@ def normalize_slice(
     b: Builder, node: Node, x: Value, start: Operand, stop: Operand, step: Operand
 ) -> Operand:
     """The bounds of a slice; those that were left out are beyond any length."""
-    open_start, open_stop, open_step = integers(b, node.attributes.get("init_by_none"), "init_by_none", 3)
+    open_start, open_stop, open_step = b.integers(node.attributes.get("init_by_none"), "init_by_none", 3)
     by: Operand = 1 if open_step else step
     if not (open_start or open_stop):
         return start, stop, by
-    back = integer(b, by, "the step of a slice without a bound") < 0
+    back = b.integer(by, "the step of a slice without a bound") < 0
     first = -1 if back else 0
     last = -END if back else END
     return first if open_start else start, last if open_stop else stop, by
@@ -85,11 +89,11 @@ def slice_to_indices(
 ) -> Operand:
     """The places of a slice, the shape of what is set there, the bounds, and whether there is no place: then
     nothing is set, which needs no way of its own."""
-    open_start, open_stop, open_step = integers(b, node.attributes.get("init_by_none"), "init_by_none", 3)
+    open_start, open_stop, open_step = b.integers(node.attributes.get("init_by_none"), "init_by_none", 3)
     kinds = _kinds(node)
     length = _length(b, node, x, kinds)
     by: Operand = 1 if open_step else step
-    back = (open_start or open_stop) and integer(b, by, "the step of a slice without a bound") < 0
+    back = (open_start or open_stop) and b.integer(by, "the step of a slice without a bound") < 0
     first, last = _bound(b, start, length), _bound(b, stop, length)
     if open_start:
         first = _minus_one(b, length) if back else 0
@@ -140,7 +144,7 @@ def normalize_entry(b: Builder, node: Node, x: Value, index: Operand) -> Operand
     if kind == "none_index":
         return _all_places(b, length)
     if kind == "bool_sequence_index":
-        flags = integers(b, index, "its index")
+        flags = b.integers(index, "its index")
         return b.const([place for place, flag in enumerate(flags) if flag], np.int64)
     if kind == "int_index":
         return b.reshape(_from_front(b, index, length), ())
@@ -241,7 +245,7 @@ def tuple_index_info(b: Builder, node: Node, x: Value, position: Operand, *entri
         if not isinstance(shape, tuple):
             if str(way).startswith(("setitem", "pre_setitem")) or ELLIPSIS in kinds:
                 raise RefusedError("the number of axes of each of its entries must be known")
-            first = integer(b, position, "the place of the tensors' axes")
+            first = b.integer(position, "the place of the tensors' axes")
             return _open_info(b, values, is_tensor, _fancy_place(kinds, first, 0, way))
         shapes.append(shape)
     together: Lengths = ()
@@ -250,7 +254,7 @@ def tuple_index_info(b: Builder, node: Node, x: Value, position: Operand, *entri
     if way == "setitem_by_tuple_with_tensor" and len(together) < 2:
         together = (1, *together)
     hidden = count - len(named)
-    place = _fancy_place(kinds, integer(b, position, "the place of the tensors' axes"), hidden, way)
+    place = _fancy_place(kinds, b.integer(position, "the place of the tensors' axes"), hidden, way)
     if way == "pre_setitem_by_tuple":
         return (place, together, (), (), *[(1,)] * _MOST)
     lengths = [shape[0] for shape, tensor in zip(shapes, is_tensor, strict=True) if not tensor]
@@ -280,11 +284,11 @@ def remove_expanded(
 ) -> Operand:
     """Whether anything is set at all (0: nothing), the shape of what is set without the axes that are new in
     the index, and where the tensors' axes go among the others."""
-    if integer(b, empty, "whether its index is empty") > 0:
-        return 0, (), integer(b, position, "the place of the tensors' axes")
+    if b.integer(empty, "whether its index is empty") > 0:
+        return 0, (), b.integer(position, "the place of the tensors' axes")
     kinds, new_axes = _kinds(node), _setting(node, "expand_dims_cnt")
     state = 1 if node.attributes.get("empty_indices_out") else -1
-    place = integer(b, position, "the place of the tensors' axes")
+    place = b.integer(position, "the place of the tensors' axes")
     shape = b.shape_of(b.value(value))
     lone_truth = bool(node.attributes.get("has_true")) and not node.attributes.get("has_sequence")
     if NONE not in kinds and not lone_truth:
@@ -330,7 +334,7 @@ def ellipsis_to_slice(
         for entry in range(len(kinds)):
             where = entry - (entry > place)
             if _setting(node, mask) >> entry & 1 and entry != place:
-                back = integer(b, steps[where], "the step of a slice without a bound") < 0
+                back = b.integer(steps[where], "the step of a slice without a bound") < 0
                 bounds[where] = -sign * END if back else sign * END
     if x.rank is None:
         return tuple((*items[:place], REST, *items[place:]) for items in (starts, stops, steps))

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.primitives.base import RefusedError, Value
-from sharding.importers.mindir.primitives.operands import scalar
+from sharding.importers.mindir.primitives.operands import Builder
 
 
 def _missing(
@@ -84,4 +83,4 @@ def completed(
     added[2 * rank - spatial :] = [
         end + max(more, 0) for end, more in zip(pads[spatial:], missing, strict=True)
     ]
-    return b.op("Pad", [x, b.const(added, np.int64), scalar(b, 0, x)])
+    return b.op("Pad", [x, b.const(added, np.int64), b.scalar(0, x)])

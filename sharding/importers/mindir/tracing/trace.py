@@ -15,7 +15,6 @@ import numpy as np
 
 from sharding.errors import ModelError
 from sharding.importers.mindir import messages, values
-from sharding.importers.mindir.builder import Builder
 from sharding.importers.mindir.dtypes import ValueProblem
 from sharding.importers.mindir.primitives.base import (
     PRIMITIVES,
@@ -28,6 +27,7 @@ from sharding.importers.mindir.primitives.base import (
 )
 from sharding.importers.mindir.primitives.complex_numbers import converted, holds_complex, parts_of_array
 from sharding.importers.mindir.primitives.fourier import MISCOUNTED, is_open
+from sharding.importers.mindir.primitives.operands import Builder
 from sharding.importers.mindir.tracing.effects import PERSISTENT, effects, writes_after
 from sharding.importers.mindir.tracing.memory import Memory, contents, detached, is_writing, storage
 from sharding.importers.mindir.tracing.outcomes import Branch, Choice, Closure, Done, Outcome, Tail, Traced
