@@ -141,13 +141,15 @@ class Suite:
         mine = self.place(parts[self.world.rank], where)
         self.world.all_gather(mine, out, axis)
         assert same(out, wanted), f"all_gather of {dtype}{shape} along {axis}"
+        self.count("gather")
+        if type(self.world).gathering is Communicator.gathering:  # is the same call
+            return
         again = self.world.gathering(mine, out, axis)
         for turn in range(2):  # what lies in the buffer when it is called
             mine[...] = np.roll(parts[self.world.rank].reshape(-1), turn).reshape(shape)
             again()
             turned = [np.roll(part.reshape(-1), turn).reshape(shape) for part in parts]
             assert same(out, np.concatenate(turned, axis)), f"gathering of {dtype}{shape} along {axis}"
-        self.count("gather")
 
     def exchange(self, shape: tuple[int, ...], dtype: np.dtype[Any], where: str = "ordinary") -> None:
         size, rank = self.world.size, self.world.rank
