@@ -38,8 +38,8 @@ LAYERS = {
     "deepseek_v3": decoders.FEW_LAYERS,
     "gpt_oss": decoders.FEW_LAYERS,
 }
-"""Of those that do not have `TRANSFORMER_LAYERS`; both towers of CLIP together, and
-both branches of a merged decoder."""
+"""Of those that do not have `TRANSFORMER_LAYERS`; both towers of CLIP together, both branches of a merged
+decoder."""
 OUTSIDE = {"deepseek_v3": 2, "gpt_oss": 2}
 """Collectives of embedding and head, of models with so few layers that they would count as a layer's."""
 LAYER_COLLECTIVES = 2
