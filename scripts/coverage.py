@@ -36,6 +36,8 @@ PACKAGES = ("torch", "transformers", "onnxscript", "onnx", "onnxruntime-gpu", "o
 REASONS = {
     "t5_decoder": """a layer has attention to itself, attention to the encoder and a feed-forward: three
 sums, not two.""",
+    "t5_merged": """as the decoder of T5: three sums, not two. A step takes one of the two branches, and both
+are counted here.""",
     "lstm": """a step of an LSTM needs the whole hidden state of the step before, so that its hidden units
 could only be split with a collective in every step. The two directions are independent, so two ranks hold
 half each, and more ranks hold no less.""",

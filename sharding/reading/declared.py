@@ -71,12 +71,13 @@ def confirm(model: ir.Model, path: Path, declared: Mapping[str, Shape]) -> bool:
         for value in node.outputs:
             shape, inferred = declared.get(value.name or ""), shape_of(value)
             if opened and shape is None and inferred is not None and _is_quotient(node, inferred):
-                shape = (None,) * len(inferred)  # merged branches come without what they once declared
-                guessed = True
+                # Merged branches come without what they once declared.
+                checks[value.name or ""], guessed = _Check((None,) * len(inferred), guess=True), True
             elif shape is None or not _says_more(shape, inferred):
                 continue
+            else:
+                checks[value.name or ""] = _Check(shape)
             asked[value.name or ""] = value
-            checks[value.name or ""] = _Check(shape)
     if not asked:
         return False
     together: set[str] = set()
@@ -156,10 +157,11 @@ def _is_better(mine: Dim, theirs: Dim) -> bool:
 class _Check:
     """One value's declared shape against what is found with numbers."""
 
-    def __init__(self, declared: Shape) -> None:
+    def __init__(self, declared: Shape, *, guess: bool = False) -> None:
+        """``guess``: whether an axis of which nothing is declared is looked at, too."""
         self.declared = list(declared)
         self.times = [0] * len(declared)
-        self.right = [True] * len(declared)
+        self.right = [guess or axis is not None for axis in declared]
         self.own: dict[int, str] = {}
         self.rank = True
         self.seen = 0
@@ -177,7 +179,7 @@ class _Check:
         for axis, (said, length) in enumerate(zip(self.declared, found, strict=True)):
             if isinstance(length, int):
                 self.times[axis] += 1
-                if said is None:  # a number, if it is the same in all sets
+                if said is None and self.right[axis]:  # a number, if it is the same in all sets
                     self.declared[axis] = length
                 self.right[axis] &= evaluate(self.declared[axis], numbers) == length
 

@@ -144,8 +144,6 @@ def _mark(graph: onnx.GraphProto, mark: str) -> None:
     for node in graph.node:
         for held in (node.input, node.output):
             held[:] = [names.get(name, name) for name in held]
-    for value in graph.value_info:
-        value.name = names.get(value.name, value.name)
 
 
 def _share_weights(graph: onnx.GraphProto, mark: str, weights: dict[str, onnx.TensorProto]) -> None:
@@ -185,7 +183,7 @@ def _as_branch(
     for name, tensor in constants:
         graph.node.append(onnx.helper.make_node("Constant", [], [f"{mark}/{name}"], value=tensor))
         types[name] = onnx.helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
-    del graph.input[:], graph.output[:]
+    del graph.input[:], graph.output[:], graph.value_info[:]
     for name in outputs:
         value = graph.output.add()
         value.CopyFrom(types[name])

@@ -34,10 +34,12 @@ LAYERS = {
     "albert": encoders.SHARED_LAYERS,
     "swin": sum(encoders.SWIN_DEPTHS),
     "clip": 2 * language.LAYERS,
+    "t5_merged": 2 * language.LAYERS,
     "deepseek_v3": decoders.FEW_LAYERS,
     "gpt_oss": decoders.FEW_LAYERS,
 }
-"""Of those that do not have `TRANSFORMER_LAYERS`; both towers of CLIP together."""
+"""Of those that do not have `TRANSFORMER_LAYERS`; both towers of CLIP together, both branches of a merged
+decoder."""
 OUTSIDE = {"deepseek_v3": 2, "gpt_oss": 2}
 """Collectives of embedding and head, of models with so few layers that they would count as a layer's."""
 LAYER_COLLECTIVES = 2
