@@ -7,6 +7,7 @@ numbers stay exactly. `scripts/keep_graphs.py` makes the archive; another builde
 `recipe`, for which nothing is kept, so that `zoo` exports.
 """
 
+import functools
 import hashlib
 import json
 import lzma
@@ -46,8 +47,9 @@ def recipe(*sources: Path) -> str:
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
 
 
+@functools.cache
 def installed() -> dict[str, str]:
-    """The versions of what exports, those that are there."""
+    """The versions of what exports, those that are there; to find them takes longer than to use them."""
     found = {}
     for package in PACKAGES:
         try:

@@ -58,13 +58,10 @@ class _StandIn(ModuleType):
 
 
 class _Later:
-    """A function or class of sympy, imported when it is called or when an instance of it is looked for."""
+    """A function or class of sympy, imported when it is called."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __call__(self, *arguments: object, **named: object) -> object:
         return cast(Callable[..., object], _of_sympy(self._name))(*arguments, **named)
-
-    def __instancecheck__(self, instance: object) -> bool:
-        return isinstance(instance, cast(type, _of_sympy(self._name)))

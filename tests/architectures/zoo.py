@@ -136,9 +136,17 @@ def _path(name: str) -> Path:
         digest.update(Path(kept.__file__).read_bytes() + ARCHIVE.read_bytes())
     if name in BASES:
         digest.update(Path(variants.__file__).read_bytes())
+    digest.update(_onnxruntime().encode())
+    return cache_folder() / "architectures" / f"{name}-{digest.hexdigest()[:12]}" / f"{name}.onnx"
+
+
+@functools.cache
+def _onnxruntime() -> str:
+    """The version of the build of ONNX Runtime that is here, of the two that there are."""
+    found = []
     for package in ("onnxruntime", "onnxruntime-gpu"):
         try:
-            digest.update(version(package).encode())
-        except PackageNotFoundError:  # one of the two builds of onnxruntime
+            found.append(version(package))
+        except PackageNotFoundError:
             continue
-    return cache_folder() / "architectures" / f"{name}-{digest.hexdigest()[:12]}" / f"{name}.onnx"
+    return "".join(found)

@@ -5,6 +5,10 @@ Shared by the tests, which run a part, and by ``scripts/sweep.py``, which runs a
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import pickle
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +31,8 @@ from sharding.reading.read import Source, read_model
 from sharding.slices.mesh import Mesh
 from sharding.slices.placement import PARTIAL
 from sharding.writing.write import write_slices
+from tests import kept
+from tests.models import cache_folder
 from tests.sharding import lockstep
 from tests.sharding.proof import kind
 
@@ -85,18 +91,35 @@ class Tally:
 @cache
 def load(kind: str) -> list[OperatorTest]:
     """All tests of a kind, one per set of inputs and outputs."""
-    if kind == "node":
-        np.random.seed(SEED)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            cases = load_node_model_tests()
-        return [
-            OperatorTest(case.name, case.model, inputs, outputs, case.rtol, case.atol)
-            for case in cases
-            if case.model is not None and case.data_sets
-            for inputs, outputs in case.data_sets[:1]
-        ]
-    return [_from_files(case) for case in load_model_tests(kind=kind)]
+    return _kept_nodes() if kind == "node" else [_from_files(case) for case in load_model_tests(kind=kind)]
+
+
+def _kept_nodes() -> list[OperatorTest]:
+    """Made once per machine: ONNX computes what pools must give in loops of Python, for 15 seconds."""
+    made_by = f"{SEED} {onnx.__version__} {np.__version__} {sys.version} {kept.recipe(Path(__file__))}"
+    path = cache_folder() / f"operator_tests_{hashlib.sha256(made_by.encode()).hexdigest()[:12]}.pickle"
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.is_file():
+            whole = path.with_suffix(".whole")
+            whole.write_bytes(pickle.dumps(make_nodes()))
+            whole.rename(path)
+    found: list[OperatorTest] = pickle.loads(path.read_bytes())
+    return found
+
+
+def make_nodes() -> list[OperatorTest]:
+    """The tests of single operators, whose inputs ONNX draws and whose outputs it computes."""
+    np.random.seed(SEED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        cases = load_node_model_tests()
+    return [
+        OperatorTest(case.name, case.model, inputs, outputs, case.rtol, case.atol)
+        for case in cases
+        if case.model is not None and case.data_sets
+        for inputs, outputs in case.data_sets[:1]
+    ]
 
 
 def _from_files(case: Any) -> OperatorTest:
