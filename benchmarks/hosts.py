@@ -1,6 +1,7 @@
-"""All-reduce of ranks on two hosts, flat and hierarchical: time, and bytes and packets over the link.
+"""All-reduce of ranks on two hosts, flat and hierarchical, and whole models: time, bytes and packets sent.
 
     python benchmarks/hosts.py [--ranks 4] [--link 1gbit 10gbit] [--bytes 3072 393216 4194304] [--rounds 5]
+    python benchmarks/hosts.py --models bert llama [--meshes tensor=4 pipeline=2,tensor=2]
 
 Needs root and `ip` and `tc` of iproute2. The hosts are two network namespaces of this machine, joined by one
 link whose rate `tc` limits (a token bucket in either direction); they are made anew and removed. In each run
@@ -8,6 +9,11 @@ the ranks have joined all groups and take turns between them, one burst each. A 
 float32, in place: the median in milliseconds. Bytes and packets are what host 1 sent in a call on average,
 as its interface counts them. "mpi" is flat Open MPI over TCP, as MpiCommunicator uses it, its ranks started
 by mpirun across both hosts; "gloo" is flat Gloo.
+
+With `--models` a line is one inference: of BERT-base (a row of 128 tokens), and of a step of a decoder of
+eight layers of 512 that reads one token beside 127 kept ones. Each mesh runs with flat Gloo and with sums
+within the hosts first. `tc` adds no delay by itself (its netem is not in every kernel): the latency is that
+of a local link, so that a real network's per-message costs come on top.
 """
 
 from __future__ import annotations
@@ -121,6 +127,72 @@ def rank(options: argparse.Namespace) -> None:
         Path(options.result).write_text(json.dumps(found))
 
 
+def model_rank(options: argparse.Namespace) -> None:
+    """One rank of a whole model."""
+    from ranks.identity.identity import identify
+    from ranks.run.target import load
+
+    who = identify()
+    who = replace(who, local_size=who.world_size // 2)
+    world, model = load(options.slices, who, collectives=options.backends[0], threads=1, timeout=TIMEOUT)
+    with np.load(options.feeds) as found:
+        feeds = dict(found)
+    times: list[float] = []
+    for turn in range(2 + 4 * options.rounds):
+        world.barrier()
+        if turn == 2:
+            before = np.array(sent())
+        start = time.perf_counter()
+        model.run(feeds)
+        times.append(time.perf_counter() - start)
+    link = (np.array(sent()) - before) / (4 * options.rounds)
+    if who.rank == 0:
+        row = {"ms": statistics.median(times[2:]) * 1e3, "sent": link[0], "packets": link[1]}
+        Path(options.result).write_text(json.dumps(row))
+    model.close()
+    sys.stdout.flush()
+    os._exit(0)  # torch may abort while Python takes it apart
+
+
+def models_of(names: list[str], folder: Path) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    """The models and the inputs of one inference."""
+    if "bert" in names:
+        from benchmarks.latency import feeds_of
+        from tests import models
+
+        yield "BERT-base", models.get("bert_base").path, feeds_of(128)
+    if "llama" in names:
+        from tests.sharding.llama import Llama
+
+        sizes = Llama(layers=8, heads=8, kv_heads=4, size=64, inner=1536, words=8192, cache=True)
+        yield "decoder step", sizes.save(folder / "llama.onnx"), sizes.feeds(1, 1, 127)
+
+
+def models(options: argparse.Namespace, folder: Path) -> int:
+    """Runs each model on each mesh by both collectives."""
+    from launcher.job.cache import sliced
+    from sharding.demands.options import SliceOptions
+    from sharding.slices.mesh import parse_mesh
+
+    for name, path, feeds in models_of(options.models, folder):
+        np.savez(folder / "feeds.npz", **feeds)
+        for mesh in options.meshes:
+            slices = sliced(path, options.ranks, options=SliceOptions(mesh=parse_mesh(mesh)))
+            for backend in ("hierarchical", "gloo"):
+                result = folder / "result.json"
+                flags = ["--slices", str(slices), "--feeds", str(folder / "feeds.npz")]
+                flags += ["--backends", backend, "--rounds", str(options.rounds), "--result", str(result)]
+                if gloo_ranks(options, [sys.executable, __file__, *flags]):
+                    return 1
+                row = json.loads(result.read_text())
+                print(
+                    f"{name:>13} {mesh:>20} {backend:>13} {row['ms']:>9.1f} ms {row['sent'] / 1024:>9.1f} KB"
+                    f" {row['packets']:>8.1f} packets",
+                    flush=True,
+                )
+    return 0
+
+
 def gloo_ranks(options: argparse.Namespace, command: list[str]) -> int:
     """Starts the ranks without an MPI, half of them on each host."""
     common = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29517", "SHARDRUN_JOB": secrets.token_hex(16)}
@@ -177,13 +249,22 @@ def main() -> int:
     parser.add_argument("--link", nargs="+", default=["1gbit", "10gbit"])
     parser.add_argument("--bytes", type=int, nargs="+", default=[3 << 10, 384 << 10, 4 << 20])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--models", nargs="+", choices=("bert", "llama"), help="whole models instead")
+    parser.add_argument("--meshes", nargs="+", default=["tensor=4", "pipeline=2,tensor=2"])
+    parser.add_argument("--slices", help=argparse.SUPPRESS)
+    parser.add_argument("--feeds", help=argparse.SUPPRESS)
     parser.add_argument("--backends", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.result:
-        rank(options)
+        (model_rank if options.slices else rank)(options)
         return 0
-    for rate in options.link:
+    for rate in options.link if options.models else ():
+        with tempfile.TemporaryDirectory() as name, two_hosts(rate):
+            print(f"one inference, {options.ranks} ranks on two hosts, {rate}/s")
+            if models(options, Path(name)):
+                return 1
+    for rate in () if options.models else options.link:
         with tempfile.TemporaryDirectory() as name, two_hosts(rate):
             rows: list[dict[str, Any]] = []
             for start, backends in (

@@ -48,7 +48,25 @@ class SshLauncher(Launcher):
 
     def on_host(self, host: str, module: str, environment: Mapping[str, str]) -> tuple[list[str], None]:
         """See `Launcher.on_host`."""
-        return _command(host, environments.python_path(environments.clean()), module), None
+        return self.reach(host, environments.python_path(environments.clean()), module), None
+
+    def reach(self, host: str, path: str | None, module: str = _AGENT) -> list[str]:
+        """What runs a module of ours on a host, with its input and output; ``path``: that of `python_path`.
+        Raises `LaunchError`."""
+        if is_here(host):
+            found = [] if path is None else [f"PYTHONPATH={path}"]
+            return ["env", *found, sys.executable, "-m", module]
+        return self._far(host, environments.python_there(path, "-m", module))
+
+    def _far(self, host: str, words: list[str]) -> list[str]:
+        """The same of another host, by a login shell of any kind."""
+        ssh = shutil.which("ssh")
+        if ssh is None:
+            raise LaunchError(
+                f"There is no ssh on PATH, by which to reach {host}: install OpenSSH's client, or use "
+                "--launcher mpirun."
+            )
+        return [ssh, *_QUIET, *_ALIVE, "--", host, shlex.join(["exec", *words])]
 
     def start(
         self,
@@ -73,8 +91,8 @@ class SshLauncher(Launcher):
                 "ranks": ranks,
                 "program": [*environments.boot_command(), *program],
             }
-            hosts.append((host, _command(host, path), asked))
-        return SshHandle(hosts)
+            hosts.append((host, self.reach(host, path), asked))
+        return SshHandle(hosts, self.name)
 
 
 def _variables(device: Device, local_size: int) -> dict[str, str]:
@@ -86,32 +104,18 @@ def _variables(device: Device, local_size: int) -> dict[str, str]:
     }
 
 
-def _command(host: str, path: str | None, module: str = _AGENT) -> list[str]:
-    """What starts a host's agent, or another module; a login shell of any kind understands it."""
-    if is_here(host):
-        found = [] if path is None else [f"PYTHONPATH={path}"]
-        return ["env", *found, sys.executable, "-m", module]
-    ssh = shutil.which("ssh")
-    if ssh is None:
-        raise LaunchError(
-            f"There is no ssh on PATH, by which to reach {host}: install OpenSSH's client, or use "
-            "--launcher mpirun."
-        )
-    words = ["exec", *environments.python_there(path, "-m", module)]
-    return [ssh, *_QUIET, *_ALIVE, "--", host, shlex.join(words)]
-
-
 class SshHandle(Handle):
     """The connections, and the ranks behind them."""
 
-    def __init__(self, hosts: Sequence[tuple[str, list[str], Asked]]) -> None:
+    def __init__(self, hosts: Sequence[tuple[str, list[str], Asked]], by: str) -> None:
+        """``by``: the name of what makes the connections."""
         super().__init__()
         self._agents: list[_Agent] = []
         self._left = len(hosts)
         self._lock = threading.Lock()
         try:
             for host, command, asked in hosts:
-                agent = _Agent(host, command, asked, self._ended.put, self._done)
+                agent = _Agent(host, command, asked, self._ended.put, self._done, by=by)
                 self._agents.append(agent)
                 self.pipes += agent.pipes
                 agent.begin(asked)
@@ -121,7 +125,7 @@ class SshHandle(Handle):
                 os.close(pipe.descriptor)
             if shortage(error):
                 raise cause.shortage(error) from None
-            raise LaunchError(f"ssh cannot be started: {error}.") from None
+            raise LaunchError(f"{by} cannot be started: {error}.") from None
 
     def _done(self) -> None:
         with self._lock:
@@ -157,8 +161,10 @@ class _Agent:
         asked: Asked,
         ended: Callable[[Ended], None],
         done: Callable[[], None],
+        *,
+        by: str,
     ) -> None:
-        self._host = host
+        self._host, self._by = host, by
         self._report, self._done = ended, done
         self._ranks = {int(variables[sources.RANK]) for variables in asked["ranks"]}
         self._process = subprocess.Popen(
@@ -246,7 +252,7 @@ class _Agent:
             self._report(Ended(None, code or 1, problem))
         for rank in lost if started else ():
             how = "ended" if code == 255 else cause.how(code)
-            self._report(Ended(rank, None, f"the ssh connection to {self._host} {how}"))
+            self._report(Ended(rank, None, f"the {self._by} connection to {self._host} {how}"))
         self._done()
 
     def _close(self, ranks: Collection[int]) -> None:
