@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
+from launcher.common.logs import Logs
 from launcher.common.report import warn_unsplit
 from launcher.errors import ConfigError, LaunchError
 from launcher.group.model import ReadyModel
@@ -18,7 +19,6 @@ from launcher.group.requests import Requests
 from launcher.group.starting import prepared
 from launcher.group.told import spec_of, stats_of
 from launcher.inspection.reference import refer
-from launcher.job.logs import Logs
 from launcher.job.places.placement import Placement
 from launcher.job.start_arguments import Start, check_collectives, count_ranks
 from ranks.cache.locks import Pin, keeping

@@ -1,4 +1,4 @@
-# ruff: noqa: N818, PTH123, PTH118, SIM115, ANN
+# ruff: noqa: N818, PTH123, PTH118, ANN
 """Loaded by every Python of a job under test: it says when its rank is at work, and dies when it is told to.
 
 ``FAILURES_FOLDER``: where it writes ``busy_N`` for rank N, and looks for ``die``, which is a JSON object: the
@@ -52,7 +52,9 @@ def _raise(kind):
 
     while True:  # what is raised in a destructor or a callback is forgotten
         _raise_once(ctypes, kind)
-        time.sleep(0.3)
+        time.sleep(1.0)
+        if not _works():
+            return
 
 
 def _raise_once(ctypes, kind):
