@@ -65,14 +65,15 @@ def written(records: Mapping[tuple[str, str, int], Mapping[str, Any]], missing: 
             text += f"| {death.name} | {' | '.join(cells)} |\n"
         text += "\n"
     text += f"{counted['right']} cells are right, {counted['wrong']} are wrong.\n\n"
-    text += "## What is said\n\nThe first line of standard error, over ssh, with two hosts where tried:\n\n```text\n"
+    text += "## What is said\n\n"
+    text += "The first line of standard error, over ssh, with two hosts where tried:\n\n```text\n"
     for death in DEATHS:
         found = records.get((death.name, "ssh", 2)) or records.get((death.name, "ssh", 1)) or {}
         if found.get("first_line") and not found["problems"]:
             text += f"{re.sub(r'process [0-9]+', 'process N', found['first_line'])[:130]}\n"
     text += (
         "```\n\n## Not tried, and not right\n\n"
-        "A host or a cable cannot be taken from under a job of one host without taking the launcher with it,\n"
+        "A host or a cable cannot be taken from a job of one host without taking the launcher with it,\n"
         'and `local` has one host. "Not run" marks cells for which this run had no time.\n\n'
     )
     text += "".join(f"- {note}\n" for note in notes)
