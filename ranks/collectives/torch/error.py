@@ -9,6 +9,8 @@ _LOST = (
     "onnection reset",
     "roken pipe",
     "onnection refused",
+    "onnection timed out",  # the kernel's, of a host that does not answer
+    "o route to host",
     "remote process exit",  # NCCL: "exited", and "exiting prematurely"
     "ncclRemoteError",
 )
@@ -19,13 +21,13 @@ def translate(error: Exception, what: str, rank: int, timeout: float, peer: int 
     text = str(error)
     who = f"Rank {peer}" if peer is not None else "Another rank"
     reason = text.strip().splitlines()[0][:200] if text.strip() else type(error).__name__
+    if is_loss(error):
+        return PeerLostError(f"{who} ended while rank {rank} waited in {what} ({reason}).", peer)
     if "imed out" in text or "timeout" in text.lower():
         return CollectiveTimeoutError(
             f"{who} did not come to {what} within {timeout:g} s (rank {rank} waited): look for what holds "
             "it up, or raise SHARDRUN_TIMEOUT."
         )
-    if is_loss(error):
-        return PeerLostError(f"{who} ended while rank {rank} waited in {what} ({reason}).", peer)
     return CollectiveError(f"{what} failed on rank {rank}: {reason}")
 
 
