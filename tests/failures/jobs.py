@@ -268,8 +268,11 @@ class Cell:
     def judge(self, problems: list[str], alive: list[Launched], over: bool) -> None:
         for one in alive:
             said, code = one.said(), one.process.poll()
-            own = one.host == self.victim or self.death.victim == "launcher" or len(alive) == 1
+            place = NAMES[0] if self.death.victim == "launcher" else self.victim
+            own = one.host == place or len(alive) == 1
             codes = self.death.own_script_codes if self.starter == "scripts" and own else self.death.codes
+            if self.starter == "slurm" and self.death.how == "SIGKILL" and self.death.victim == "launcher":
+                codes = (code or 0,)  # salloc's own, which says nothing of what ran in it
             if over and code not in codes and (own or not code):
                 problems.append(f"{one.host}: exit code {code}, not {' or '.join(map(str, codes))}")
             if not self.death.says or (self.death.victim == "launcher" and one.host != NAMES[0]):
