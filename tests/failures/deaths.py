@@ -82,11 +82,11 @@ DEATHS = (
         "port taken",
         "before",
         "port",
-        r"shardrun: error: .*Port \d+ of \S+ .*\btaken\b",
+        r"shardrun: error: .*Port \d+ .*\b(taken|in use)\b",
         (1, 2),
         hosts=(1, 2),
     ),
-    Death("never starts", "before", "never", r"shardrun: error: .*\brank {rank}\b", hangs=True),
+    Death("never starts", "before", "never", r"shardrun: error: .*\b[Rr]ank {rank}\b", hangs=True),
 )
 
 
