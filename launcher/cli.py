@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from launcher.commands.options import Late, joined
 from launcher.common.exits import (
+    EXIT_HUNG_UP,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
     EXIT_USAGE,
@@ -87,7 +88,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if details := getattr(error, "details", ""):
                     print(f"The rank's own:\n{details}", file=sys.stderr)
             code = report(error)
-            if argv is None and code in {EXIT_INTERRUPTED, EXIT_TERMINATED}:  # a command of its own process
+            if argv is None and code in {
+                EXIT_INTERRUPTED,
+                EXIT_TERMINATED,
+                EXIT_HUNG_UP,
+            }:  # a command of its own process
                 leave(code)
             return code
 

@@ -45,7 +45,12 @@ def main() -> int:
     parser.add_argument("--mpich", type=Path, metavar="DIR")
     parser.add_argument("--minutes", type=float, default=0.0, metavar="M")
     parser.add_argument("--part", default="1/1", metavar="K/N")
-    parser.add_argument("--records", type=Path, metavar="FILE", help="append what came of each cell")
+    parser.add_argument(
+        "--records",
+        type=Path,
+        metavar="FILE",
+        help="append what came of each cell; what is right in it is kept",
+    )
     parser.add_argument(
         "--left-out", action="store_true", help="say which cells the tests leave out, and run nothing"
     )
@@ -85,6 +90,10 @@ def run(cells: list[Cell], args: argparse.Namespace) -> list[dict[str, Any]]:
         return []
     end = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")
     records: list[dict[str, Any]] = []
+    known: list[dict[str, Any]] = []
+    if args.records and args.records.exists():
+        known = [json.loads(line) for line in args.records.read_text().splitlines()]
+    done = {(r["death"], r["starter"], r["hosts"]) for r in known if not r["problems"]}
     with tempfile.TemporaryDirectory(prefix="failures-") as place:
         folder = Path(place)
         with clusters.hosts(folder / "hosts") as hosts:
@@ -94,7 +103,10 @@ def run(cells: list[Cell], args: argparse.Namespace) -> list[dict[str, Any]]:
                 if why := jobs.missing(starter):
                     records.append({"missing": starter, "why": why})
             for cell in cells:
-                if time.monotonic() > end or left_out(*cell) or jobs.missing(cell[1]):
+                death, starter, count = cell
+                if time.monotonic() > end or left_out(*cell) or jobs.missing(starter):
+                    continue
+                if (death.name, starter, count) in done:
                     continue
                 records.append(tried(jobs, cell))
                 if args.records:

@@ -196,8 +196,10 @@ class Listener:
             return None
         if not self._lobby.leave(stream.socket):
             return None
-        if type(code := fields.get("ended")) is int:
-            self._on_ended(Ended(rank, code))
+        if "keeps" in fields:
+            told = stream.receive(max_header=_MAX_HELLO, max_payload=0).fields.get("code")
+            if type(told) is int:
+                self._on_ended(Ended(rank, told))
             return None
         said = fields.get("pid")
         peer = Peer(rank, host[:255], pid or (said if type(said) is int else 0), stream)

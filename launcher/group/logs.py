@@ -14,11 +14,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from launcher.job.logs import without_secrets, word_without_secret
+from launcher.common.logs import without_secrets, word_without_secret
 
 if TYPE_CHECKING:
+    from launcher.common.logs import Logs
     from launcher.group.watch import Job
-    from launcher.job.logs import Logs
     from launcher.job.rank_table import RankTable
     from launcher.starters.base import StreamName
 

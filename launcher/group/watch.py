@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from launcher.errors import LaunchError, RankFailedError
-from launcher.group import halted, stacks
+from launcher.group import halted
 from launcher.group.answers import Answers
 from launcher.group.control import Listener, Peer, kill_peers
 from launcher.group.late import late, say_who_is_awaited
@@ -29,7 +29,7 @@ from ranks.talk import wire
 from ranks.talk.title import short_name
 
 if TYPE_CHECKING:
-    from launcher.job.logs import Logs
+    from launcher.common.logs import Logs
     from launcher.job.rank_table import RankTable
     from ranks.talk.reports import Ready
     from sharding.common.arrays import Array
@@ -233,7 +233,7 @@ class Job:
 
     def _why_late(self, error: Mapping[str, object]) -> str:
         said = halted.in_sentences(self._peers.values()) + cause.left_early(self._done, error)
-        return said + stacks.of_late(self._peers.values(), self._troubles, error)
+        return said + halted.stacks_of_late(self._peers.values(), self._troubles, error)
 
     def _verdict(self) -> RankFailedError | LaunchError:
         trouble = cause.first(list(self._troubles.values()))

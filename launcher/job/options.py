@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from launcher.common.logs import Logs, parse_ranks
 from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError
-from launcher.job.logs import Logs, parse_ranks
 from launcher.job.places.host_list import Host, parse_hosts
 from launcher.job.places.link import parse_link
 from launcher.job.places.placement import (

@@ -379,9 +379,12 @@ def _end_session(session: int, mark: str, groups: Collection[int] | None = None)
         with contextlib.suppress(OSError, IndexError):
             process = os.pidfd_open(int(name))  # first, so that what is read and what is killed are one
             try:
-                fields = Path("/proc", name, "stat").read_bytes().rpartition(b")")[2].split()
+                before, _, after = Path("/proc", name, "stat").read_bytes().rpartition(b")")
+                fields = after.split()
+                # MPICH's ssh has a session of its own, and would try for long to reach a host that is gone.
+                is_ssh = groups is None and before.endswith(b"(ssh")
                 if (
-                    int(fields[3]) == session
+                    (int(fields[3]) == session or is_ssh)
                     and (groups is None or int(fields[2]) in groups)
                     and mark.encode() in Path("/proc", name, "environ").read_bytes()
                 ):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _AGENT = "launcher.starters.agent"
 _QUIET = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 # A host that is gone is noticed in about the time in which the control channel does.
-_ALIVE = ("-o", "ServerAliveInterval=4", "-o", "ServerAliveCountMax=2")
+_ALIVE = ("-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=2")
 _LONGEST_HEAD = 1 << 16
 STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
 _KILL_SECONDS = 2.0

@@ -12,9 +12,12 @@ import contextlib
 import os
 import resource
 import signal
+import socket
 import sys
+from collections.abc import Mapping
 from typing import NoReturn
 
+from ranks.errors import ShardrunError
 from ranks.talk.connect import die_with_parent, open_socket
 from ranks.talk.frame import Kind, head
 
@@ -39,10 +42,17 @@ def _stay(child: int, address: str, job: str, rank: int, world_size: int) -> NoR
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What the launching program gave the rank stays open here: MPICH ends the job, this process too, as soon
     # as that closes.
+    header = {"job": job, "rank": rank, "world_size": world_size, "host": os.uname().nodename, "keeps": child}
+    told: socket.socket | None = None
+    with contextlib.suppress(OSError, ShardrunError):
+        # Now: whatever started the ranks may end this process as soon as the rank is gone.
+        told = open_socket(address)
+        told.sendall(_frame(Kind.HELLO, header))
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    with contextlib.suppress(Exception):
-        _tell(address, {"job": job, "rank": rank, "world_size": world_size, "ended": code})
+    if told is not None:
+        with contextlib.suppress(OSError):
+            told.sendall(_frame(Kind.BYE, {"code": code}))
     _end_alike(code)
 
 
@@ -51,10 +61,8 @@ def _pass_on(child: int, number: int) -> None:
         os.kill(child, number)
 
 
-def _tell(address: str, fields: dict[str, object]) -> None:
-    header = {"fields": {**fields, "host": os.uname().nodename}, "tensors": []}
-    with open_socket(address) as connection:
-        connection.sendall(b"".join(head(Kind.HELLO, header)))
+def _frame(kind: Kind, fields: Mapping[str, object]) -> bytes:
+    return b"".join(head(kind, {"fields": fields, "tensors": []}))
 
 
 def _end_alike(code: int) -> NoReturn:

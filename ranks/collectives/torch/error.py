@@ -9,6 +9,8 @@ _LOST = (
     "onnection reset",
     "roken pipe",
     "onnection refused",
+    "onnection timed out",  # the kernel's, of a host that does not answer
+    "o route to host",
     "remote process exit",  # NCCL: "exited", and "exiting prematurely"
     "ncclRemoteError",
 )
@@ -21,13 +23,13 @@ def translate(error: Exception, what: str, rank: int, timeout: float, peer: int 
     # NCCL's own reason comes last, behind a place in torch's source.
     told = text.partition("Last error:\n")[2].strip() or text.strip()
     reason = told.splitlines()[0][:200] if told else type(error).__name__
+    if is_loss(error):
+        return PeerLostError(f"{who} ended while rank {rank} waited in {what} ({reason}).", peer)
     if "imed out" in text or "timeout" in text.lower():
         return CollectiveTimeoutError(
             f"{who} did not come to {what} within {timeout:g} s (rank {rank} waited): look for what holds "
             "it up, or raise SHARDRUN_TIMEOUT."
         )
-    if is_loss(error):
-        return PeerLostError(f"{who} ended while rank {rank} waited in {what} ({reason}).", peer)
     return CollectiveError(f"{what} failed on rank {rank}: {reason}")
 
 

@@ -26,6 +26,7 @@ from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveError
 from ranks.identity.binding import INTERFACES
 from ranks.identity.place import Identity
+from ranks.talk.connect import tune_all_tcp
 from sharding.importers import torch_import
 
 _LOOPBACK = "lo"
@@ -76,12 +77,16 @@ class TorchGroups:
             device_id=device,
         )
         self.group, self._whole = dist.group.WORLD, True
+        if self._backend == "gloo" and identity.local_size != identity.world_size:
+            tune_all_tcp()
 
     def part(self, ranks: Sequence[int], *, mine: bool) -> object:
         """A group of some of the world's ranks; every rank must make it."""
         made = self._dist.new_group(list(ranks), **self._options())
         if mine:
             self.parts.append(made)
+            if self._backend == "gloo":
+                tune_all_tcp()
         return made
 
     def leave(self) -> None:

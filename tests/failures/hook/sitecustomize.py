@@ -52,7 +52,9 @@ def _raise(kind):
 
     while True:  # what is raised in a destructor or a callback is forgotten
         _raise_once(ctypes, kind)
-        time.sleep(0.3)
+        time.sleep(1.0)
+        if not _works():
+            return
 
 
 def _raise_once(ctypes, kind):

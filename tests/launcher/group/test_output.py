@@ -92,7 +92,7 @@ def test_only_the_last_lines_are_kept(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_line_without_an_end(capsys: pytest.CaptureFixture[str]) -> None:
     """A rank that never ends its line does not fill the launcher's memory."""
     handle = Pipes((1, "stdout"))
-    output = Output(handle, lambda ended: None)
+    output = Output(handle, lambda ended: None, Shown(2, lambda rank: "node"))
     for _ in range(64):
         os.write(handle.writers[0], b"x" * 65536)
     os.close(handle.writers[0])

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.common.logs import Logs, parse_ranks, without_secrets
 from launcher.errors import ConfigError
 from launcher.group.starting import run_program
-from launcher.job.logs import Logs, parse_ranks, without_secrets
 from tests.launcher import slices
 from tests.launcher.cli_tools import shardrun
 
@@ -45,8 +45,8 @@ def test_ranks_of_a_list() -> None:
 
 def test_secrets_are_left_out() -> None:
     given = {
-        "HF_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "k", "DB_PASSWORD": "p", "SHARDRUN_JOB": "0" * 32, "HOME": "/root",
-        "PROXY": "http://me:pw@proxy:80/",
+        "HF_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "k", "DB_PASSWORD": "p", "SHARDRUN_JOB": "0" * 32,
+        "HOME": "/root", "PROXY": "http://me:pw@proxy:80/",
     }  # fmt: skip
     shown = without_secrets(given)
     assert list(shown) == sorted(given)
@@ -64,8 +64,8 @@ def test_the_folder_of_a_job(tmp_path: Path) -> None:
         "if rank == '1':\n    os.write(2, b'\\xff' + b'x' * (4 << 20) + b'\\nlast')\n"
     )
     done = shardrun(
-        "exec", "--ranks", 2, "--launcher", "local", "--log-dir", "logs", "--tee", "0", "--env", "API_KEY=hidden",
-        "script.py", cwd=tmp_path,
+        "exec", "--ranks", 2, "--launcher", "local", "--log-dir", "logs", "--tee", "0",
+        "--env", "API_KEY=hidden", "script.py", cwd=tmp_path,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     job = json.loads((tmp_path / "logs" / "job.json").read_text())
