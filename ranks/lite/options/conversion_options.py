@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import TYPE_CHECKING, Any, cast
 
 from ranks.errors import ModelError
-from ranks.lite.options.check import check_isinstance
+from ranks.lite.options.check import check_choice, check_isinstance
 from ranks.lite.options.types import DataType, Format, ModelType
 from sharding.common.encryption import MODES
 
@@ -66,12 +67,6 @@ def _check_data_type(name: str, value: object) -> None:
         raise ValueError(f"{name} must be in [{listed}].")
 
 
-def _check_mode(name: str, value: object) -> None:
-    check_isinstance(name, value, str)
-    if value not in MODES:
-        raise ValueError(f"{name} must be in [{', '.join(MODES)}], but got {value}.")
-
-
 def _check_device(name: str, value: object) -> None:
     check_isinstance(name, value, str)
     if value != "Ascend":
@@ -117,7 +112,7 @@ class ConverterOptions:
     """
 
     decrypt_key = _Option("", str)
-    decrypt_mode = _Option(MODES[0], _check_mode)
+    decrypt_mode = _Option(MODES[0], functools.partial(check_choice, choices=MODES))
     device = _Option("", _check_device)
     enable_encryption = _Option(False, bool)
     encrypt_key = _Option("", str)
