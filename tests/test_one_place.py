@@ -8,7 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from launcher.errors import ConfigError
+from launcher.job.places.host_list import parse_hosts
+from launcher.starters import marks
+from launcher.submission import mpirun
+from launcher.submission.systems import slurm
 from ranks.common import settings, sources
+from ranks.common.ranges import expand_counts
+from ranks.errors import ShardrunError
+from ranks.identity.identity import identify
+from sharding.common.rank_table import parse_rank_table
 from tests.test_rooms import MODULES
 
 OURS = re.compile(r"\bSHARDRUN_[A-Z]+(?:_[A-Z]+)*\b")
@@ -60,3 +69,46 @@ def test_names_of_variables_stand_in_one_module(pattern: re.Pattern[str], home: 
             seen += len(found)
             unknown += [f"{name}:{line}: {word}" for word in sorted(found - known - OF_SYSTEMS)]
     assert seen > 10 and alone == [] and unknown == []
+
+
+@pytest.mark.parametrize("name", ["a=b", "a/b", "-x", "a b", "a,b", "", "n" * 256, "a\nb"])
+def test_a_host_has_a_name_by_one_rule(name: str) -> None:
+    """Rank tables and lists of hosts refuse the same."""
+    document = {
+        "version": "1.0", "server_count": "1", "status": "completed",
+        "server_list": [{"server_id": name, "device": [{"device_id": "0", "rank_id": "0"}]}],
+    }  # fmt: skip
+    with pytest.raises(ShardrunError, match="name or address"):
+        parse_rank_table(document, "table")
+    with pytest.raises(ConfigError, match="--hosts: "):
+        parse_hosts(f"[{name}]:2")
+    document["server_list"][0]["server_id"] = "a_b.c-1"  # type: ignore[index]
+    assert parse_rank_table(document, "table").hosts.keys() == {"a_b.c-1"}
+    assert parse_hosts("a_b.c-1:2") == (("a_b.c-1", 2),)
+
+
+def test_slurm_counts_tasks_in_one_way() -> None:
+    assert expand_counts("2(x3),1") == [2, 2, 2, 1] and expand_counts("4") == [4]
+    assert expand_counts("2(x3),1", most=3) is None
+    for text in ("", "x", "2(x", "2(x3", "1,,2", "-1", "2(x9999999)", "²"):
+        assert expand_counts(text) is None
+    environ = {"SLURM_STEP_TASKS_PER_NODE": "2(x3", "SLURM_NODEID": "0"}
+    told = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_ID": "0"}
+    assert identify(environ=told | environ).local_size is None
+    assert identify(environ=told | environ | {"SLURM_STEP_TASKS_PER_NODE": "2"}).local_size == 2
+
+
+LINES = {
+    "[host,1,3]<stdout>: said": marks.OPEN_MPI,
+    "[host,1,3]<stderr>:said": marks.OPEN_MPI_4,
+    "[3] said": marks.HYDRA,
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_is_a_rank_s_for_its_starter_and_in_a_log(line: str) -> None:
+    """A line of an mpirun that is known, and one of an mpirun that is not."""
+    found = LINES[line].match(line)
+    assert found is not None and found[1] == "3" and line[found.end() :] == "said"
+    assert mpirun.marked(line) == "[rank 3] said" and mpirun.marked("said") == "said"
+    assert slurm.marked(" 3: said") == slurm.marked("3:said") == "[rank 3] said"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,9 +154,14 @@ def _sliced(place: Path) -> str:
     return f"{manifest.source.file} on {counted(manifest.world_size, 'rank')}"
 
 
-def _converted(place: Path) -> str:
+def _model(place: Path, made: str, otherwise: str) -> str:
+    """The model in a folder, and how it was ``made``."""
     models = [path.name for path in cache_entries.children(place) if path.suffix == ".onnx"]
-    return f"{models[0]}, from another format" if models else "damaged"
+    return f"{models[0]}, {made}" if models else otherwise
+
+
+_converted = functools.partial(_model, made="from another format", otherwise="damaged")
+_exported = functools.partial(_model, made="exported", otherwise="not finished")
 
 
 def _on_device(place: Path) -> str:
@@ -165,12 +171,7 @@ def _on_device(place: Path) -> str:
         return "damaged"
 
 
-def _exported(place: Path) -> str:
-    models = [path.name for path in cache_entries.children(place) if path.suffix == ".onnx"]
-    return f"{models[0]}, exported" if models else "not finished"
-
-
-_SOURCES = {
+_SOURCES: dict[str, Callable[[Path], str]] = {
     "slices": _sliced, "converted": _converted, "device": _on_device, "minilm": _exported,
     "benchmarks": _exported,
 }  # fmt: skip

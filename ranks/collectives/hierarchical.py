@@ -19,10 +19,10 @@ import numpy as np
 
 from ranks.collectives import BACKENDS, arrays, choose
 from ranks.collectives.base import Communicator, Groups
-from ranks.collectives.host import CLOSED
 from ranks.collectives.shm.communicator import ShmCommunicator
 from ranks.collectives.shm.communicator import connect as connect_host
 from ranks.collectives.single import SingleCommunicator
+from ranks.collectives.whole import WholeOrPart
 from ranks.errors import CollectiveError, PeerLostError
 from ranks.identity.place import Identity
 from sharding.common.arrays import Array, DType
@@ -35,13 +35,15 @@ Hosts = tuple[tuple[int, ...], ...]
 """The ranks of each host in ascending order; hosts in the order of their first ranks."""
 
 
-class HierarchicalCommunicator(Communicator):
+class HierarchicalCommunicator(WholeOrPart):
     """The ranks of several hosts. Buffers are numpy arrays, best those of `allocate`.
 
     ``flat`` joins all ranks; ``near`` those of this host, in the order of ``hosts``; ``far`` the ranks in
     the same place of all hosts, or where hosts have different numbers of ranks, the first ones (None on the
     others).
     """
+
+    _whole: HierarchicalCommunicator
 
     def __init__(
         self,
@@ -63,7 +65,6 @@ class HierarchicalCommunicator(Communicator):
         self._widest = max(map(len, hosts))
         columns = _columns(hosts)
         self._turns = [[sorted(column).index(rank) for rank in column] for column in columns]
-        self._broken = ""
 
     def allocate(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """A buffer in the memory that the ranks of this host share."""
@@ -104,9 +105,7 @@ class HierarchicalCommunicator(Communicator):
         self._run(self._meet)
 
     def close(self) -> None:
-        self._close_parts()
-        self._broken = self._broken or CLOSED
-        if self._whole is self:  # parts have theirs from the whole, some of them the same ones
+        if self._shut():  # parts have theirs from the whole, some of them the same ones
             self._near.close()
             self._flat.close()
 
@@ -216,12 +215,11 @@ class HierarchicalCommunicator(Communicator):
         return (self._near, ranks.index(peer)) if peer in ranks else (self._flat, peer)
 
     def _run(self, call: Callable[..., None], *arguments: object) -> None:
-        if broken := self._broken or self._whole._broken:
-            raise CollectiveError(f"The group cannot be used any more: {broken}")
+        self._check_usable()
         try:
             call(*arguments)
         except CollectiveError as error:
-            self._broken = self._whole._broken = str(error)
+            self._break(str(error))
             self._whole._leave(error)
             raise
 

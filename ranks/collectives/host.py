@@ -9,7 +9,7 @@ from typing import ClassVar, NoReturn
 import numpy as np
 
 from ranks.collectives import arrays
-from ranks.collectives.base import Communicator
+from ranks.collectives.whole import FORKED, WholeOrPart
 from ranks.common import forks
 from ranks.errors import CollectiveError
 from sharding.common.arrays import Array
@@ -18,11 +18,9 @@ _PIECE = 1 << 30  # bytes of one message: libraries count elements in 32 bits
 _GATHERED = 4 << 20  # bytes of each rank that are held at a time where sums are made here
 
 What = Callable[[], str]  # says in words what a rank is doing, for an error
-CLOSED = "it was closed."
-FORKED = "it belongs to the process that this one was forked from."
 
 
-class HostCommunicator(Communicator):
+class HostCommunicator(WholeOrPart):
     """Collectives in terms of six messages on flat contiguous arrays, which a subclass provides.
 
     A message raises `CollectiveError` or a subclass; the group cannot be used after that.
@@ -42,9 +40,8 @@ class HostCommunicator(Communicator):
         self.rank = rank
         self.size = size
         self.members = tuple(range(size)) if members is None else members
-        self._whole: HostCommunicator = self if whole is None else whole
+        self._whole = self if whole is None else whole
         self.timeout = timeout
-        self._broken = ""
         forks.in_child(self, HostCommunicator._forked)
 
     def _forked(self) -> None:
@@ -114,8 +111,7 @@ class HostCommunicator(Communicator):
             self._receive(_raw(piece), peer, what)
 
     def _begin(self, operation: str, buffer: Array | None = None) -> What:
-        if broken := self._broken or self._whole._broken:
-            raise CollectiveError(f"The group cannot be used any more: {broken}")
+        self._check_usable()
         if buffer is None:
             return lambda: operation
         name, shape = buffer.dtype.name, list(buffer.shape)
@@ -124,11 +120,6 @@ class HostCommunicator(Communicator):
     def _fail(self, error: CollectiveError) -> NoReturn:
         self._break(str(error))
         raise error
-
-    def _break(self, why: str) -> None:
-        """From now on neither this group nor the one that it is a part of can be used."""
-        self._broken = why
-        self._whole._broken = self._whole._broken or why
 
     @abstractmethod
     def _sum(self, flat: Array, what: What) -> None:

@@ -21,8 +21,9 @@ import numpy as np
 
 from ranks.collectives.arrays import split
 from ranks.collectives.base import Communicator, Groups
-from ranks.collectives.host import CLOSED, FORKED, HostCommunicator, What
+from ranks.collectives.host import HostCommunicator, What
 from ranks.collectives.single import SingleCommunicator
+from ranks.collectives.whole import CLOSED, FORKED
 from ranks.common import sources
 from ranks.common.sources import BY_MPI
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError

@@ -1,4 +1,4 @@
-"""Lists of numbers as Linux writes those of processors: ``0-3,8``."""
+"""Lists of numbers as Linux writes those of processors, ``0-3,8``, and Slurm those of tasks, ``2(x3),1``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 _PART = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 _MOST = 1 << 16
+_COUNT = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?", re.ASCII)
 
 
 def parse_ranges(text: str) -> list[int] | None:
@@ -21,6 +22,19 @@ def parse_ranges(text: str) -> list[int] | None:
             return None
         found.update(range(first, last + 1))
     return sorted(found)
+
+
+def expand_counts(text: str, most: int = _MOST) -> list[int] | None:
+    """The numbers of Slurm's compressed list, one a node; None for any other text, and for more than ``most``
+    nodes."""
+    counts: list[int] = []
+    for part in text.split(","):
+        fits = _COUNT.fullmatch(part.strip())
+        times = int(fits[2] or 1) if fits is not None else 0
+        if fits is None or len(counts) + times > most:
+            return None
+        counts += [int(fits[1])] * times
+    return counts
 
 
 def in_ranges(numbers: Iterable[int]) -> str:

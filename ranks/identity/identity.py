@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ranks.common import sources
 from ranks.common.processes import status
+from ranks.common.ranges import expand_counts
 from ranks.common.settings import IDENTITY, JOB
 from ranks.errors import IdentityError
 from ranks.identity.place import Identity
@@ -239,13 +240,7 @@ def _slurm_local_size(environ: Environ, size: int) -> int | None:
     node = _number(environ, sources.SLURM_NODEID)
     if text is None or node is None:
         return None
-    counts: list[int] = []
-    try:
-        for part in text.split(","):
-            count, _, times = part.partition("(x")
-            counts += [int(count)] * min(int(times.rstrip(")") or 1), 1 << 16)
-    except ValueError:
-        return None
+    counts = expand_counts(text) or []
     return counts[node] if node < len(counts) and sum(counts) == size else None
 
 

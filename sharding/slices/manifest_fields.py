@@ -95,12 +95,13 @@ class Field:
 
     def sha256(self) -> str:
         """This value as a SHA-256."""
-        if not isinstance(self.value, str) or not SHA256.fullmatch(self.value):
-            raise self.error("a SHA-256: 64 hexadecimal digits in lower case", self.value)
-        return self.value
+        return self._matching(SHA256, "a SHA-256: 64 hexadecimal digits in lower case")
 
     def placement(self) -> str:
         """This value as a printed placement."""
-        if not isinstance(self.value, str) or not _PLACEMENT.fullmatch(self.value):
-            raise self.error('a placement such as "replicated" or "split:1"', self.value)
+        return self._matching(_PLACEMENT, 'a placement such as "replicated" or "split:1"')
+
+    def _matching(self, pattern: re.Pattern[str], expected: str) -> str:
+        if not isinstance(self.value, str) or not pattern.fullmatch(self.value):
+            raise self.error(expected, self.value)
         return self.value

@@ -12,12 +12,12 @@ from pathlib import Path
 from launcher.errors import ConfigError
 from launcher.job.places.host_list import read_hostfile
 from ranks.common import sources
+from ranks.common.ranges import expand_counts
 from ranks.identity.identity import identify, in_slurm_step
 from sharding.common.bounds import MAX_RANKS
 from sharding.common.text import shortened
 
 _NODE = re.compile(r"([^\[\],]*)\[([^\]]*)\]|([^\[\],]+)")
-_COUNT = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?", re.ASCII)
 _NUMBER = re.compile(r"0*[1-9]\d{0,5}", re.ASCII)
 """Of ranks, above 0."""
 
@@ -49,7 +49,7 @@ def of_slurm(environ: Mapping[str, str]) -> Allocation | None:
         return None
     names = list(expand(nodes))
     per_node = environ.get(sources.SLURM_TASKS_PER_NODE)
-    counts = list(expand_counts(per_node, sources.SLURM_TASKS_PER_NODE)) if per_node else [1] * len(names)
+    counts = _counts(per_node, sources.SLURM_TASKS_PER_NODE) if per_node else [1] * len(names)
     if len(counts) != len(names):
         raise ConfigError(
             f"SLURM_TASKS_PER_NODE ({shortened(per_node or '', 80)}) counts {len(counts)} nodes, but "
@@ -146,15 +146,11 @@ def _unreadable(text: str) -> ConfigError:
     )
 
 
-def expand_counts(text: str, name: str) -> Iterator[int]:
-    """The numbers of Slurm's compressed list: ``2(x3),1``. Raises `ConfigError`."""
-    made = 0
-    for part in text.split(","):
-        found = _COUNT.fullmatch(part.strip())
-        made += int(found[2] or 1) if found is not None else 0
-        if found is None or made > MAX_RANKS:
-            raise ConfigError(
-                f"{name} must be numbers such as 2(x3),1, of at most {MAX_RANKS} nodes, but is "
-                f"{shortened(text, 80)!r}: give the hosts with --hosts"
-            )
-        yield from [int(found[1])] * int(found[2] or 1)
+def _counts(text: str, name: str) -> list[int]:
+    counts = expand_counts(text, MAX_RANKS)
+    if counts is None:
+        raise ConfigError(
+            f"{name} must be numbers such as 2(x3),1, of at most {MAX_RANKS} nodes, but is "
+            f"{shortened(text, 80)!r}: give the hosts with --hosts"
+        )
+    return counts

@@ -17,7 +17,6 @@ import numpy as np
 
 from ranks.collectives import arrays
 from ranks.collectives.base import Communicator, Groups
-from ranks.collectives.host import CLOSED
 from ranks.collectives.meeting import meet
 from ranks.collectives.rendezvous import Rendezvous
 from ranks.collectives.shm.area import PLACES, SLOT, Area, address_room, arena_bytes, create
@@ -26,6 +25,7 @@ from ranks.collectives.shm.phases import DIRECT, Phases, say
 from ranks.collectives.shm.reduce import Sums
 from ranks.collectives.shm.sync import STEP, signature
 from ranks.collectives.single import SingleCommunicator
+from ranks.collectives.whole import CLOSED
 from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveError
 from ranks.identity.place import Identity

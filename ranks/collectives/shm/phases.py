@@ -9,10 +9,10 @@ import weakref
 from collections.abc import Callable
 from typing import NoReturn
 
-from ranks.collectives.host import FORKED
 from ranks.collectives.rendezvous import Rendezvous
 from ranks.collectives.shm.area import Area
 from ranks.collectives.shm.sync import STEP, Waiter, fence
+from ranks.collectives.whole import FORKED
 from ranks.errors import CollectiveError
 from sharding.common.arrays import Array
 

@@ -10,13 +10,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ranks.collectives.base import Buffer, Communicator, Groups
-from ranks.collectives.host import CLOSED
 from ranks.collectives.single import SingleCommunicator
 from ranks.collectives.torch.error import is_loss, translate
 from ranks.collectives.torch.group import Membership
 from ranks.collectives.torch.protocols import Device, Store, Tensor, Work
 from ranks.collectives.torch.store import all_have_read, said_by_all
 from ranks.collectives.torch.types import moved, raw, summed, torch_type
+from ranks.collectives.whole import WholeOrPart
 from ranks.devices import devices, owners
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity.place import Identity
@@ -30,7 +30,7 @@ _WATCH = 0.05  # seconds between looks for ranks that have ended
 _BETWEEN_TWO = frozenset({"isend", "irecv"})
 
 
-class DeviceCommunicator(Communicator):
+class DeviceCommunicator(WholeOrPart):
     """Ranks that each hold a device. Buffers are contiguous tensors on that device.
 
     What filled a buffer must have completed, or be on torch's current stream; what an operation leaves in one
@@ -64,7 +64,6 @@ class DeviceCommunicator(Communicator):
         self._membership = membership
         self._dist = membership.dist
         self._group = membership.group if group is None else group
-        self._broken = ""
         runtime = getattr(torch, device.type)
         self._begun: Any = runtime.Event() if device.type != "cpu" else None
 
@@ -145,9 +144,7 @@ class DeviceCommunicator(Communicator):
         self._run("barrier", token, "all_reduce", token)
 
     def close(self) -> None:
-        self._close_parts()
-        self._broken = self._broken or CLOSED
-        if self._whole is self:
+        if self._shut():
             self._membership.close()
 
     def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
@@ -162,14 +159,6 @@ class DeviceCommunicator(Communicator):
         return DeviceCommunicator(
             self._membership, self.timeout, self.name, self.device, whole=self, members=mine, group=group
         )
-
-    def _check_usable(self) -> None:
-        if broken := self._broken or self._whole._broken:
-            raise CollectiveError(f"The group cannot be used any more: {broken}")
-
-    def _break(self, why: str) -> None:
-        self._broken = why
-        self._whole._broken = self._whole._broken or why
 
     def _check(self, buffer: Buffer, what: str) -> Tensor:
         if not isinstance(buffer, self._torch.Tensor) or buffer.device != self.device:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from ranks.collectives.base import Communicator, Groups
-from ranks.collectives.host import CLOSED, HostCommunicator, What
+from ranks.collectives.host import HostCommunicator, What
 from ranks.collectives.single import SingleCommunicator
 from ranks.collectives.torch.error import translate
 from ranks.collectives.torch.group import Membership
@@ -50,9 +50,7 @@ class GlooCommunicator(HostCommunicator):
         self._run("barrier", self._begin("barrier"))
 
     def close(self) -> None:
-        self._close_parts()
-        self._broken = self._broken or CLOSED
-        if self._whole is self:
+        if self._shut():
             self._membership.close()
 
     def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
