@@ -16,11 +16,8 @@ from sharding.importers.mindir.primitives.base import (
 from sharding.importers.mindir.primitives.operands import (
     Builder,
     Formula,
-    element_type,
     joined_length,
     known_rank,
-    number,
-    text,
 )
 
 GELU_SINCE = 20
@@ -44,7 +41,7 @@ def _clip(b: Builder, x: Value, low: float, high: float) -> Value:
 @primitive("Hardtanh")
 def hardtanh(b: Builder, x: Value, *, min_val: Operand = -1, max_val: Operand = 1) -> Value:
     """Between two bounds."""
-    return _clip(b, x, number(min_val, "min_val"), number(max_val, "max_val"))
+    return _clip(b, x, b.number(min_val, "min_val"), b.number(max_val, "max_val"))
 
 
 _FORMULAS: dict[str | tuple[str, ...], Formula] = {
@@ -90,7 +87,7 @@ def gelu(b: Builder, x: Value) -> Value:
 @primitive("GeluExt", "NpuGelu")
 def gelu_ext(b: Builder, x: Value, *, approximate: Operand = "none") -> Value:
     """x times the normal distribution's integral up to x, by erf or by tanh."""
-    if text(approximate, "approximate", APPROXIMATE) == "tanh":
+    if b.text(approximate, "approximate", APPROXIMATE) == "tanh":
         return gelu(b, x)
     wide = b.floating(x)
     if b.opset >= GELU_SINCE:
@@ -122,13 +119,13 @@ def swiglu(b: Builder, x: Value, *, dim: Operand = -1) -> Value:
 @primitive("Elu", "EluExt")
 def elu(b: Builder, x: Value, *, alpha: Operand = 1.0) -> Value:
     """x, below 0 alpha (exp(x) - 1)."""
-    return b.op("Elu", [b.floating(x)], {"alpha": float(number(alpha, "alpha"))})
+    return b.op("Elu", [b.floating(x)], {"alpha": float(b.number(alpha, "alpha"))})
 
 
 @primitive("CeLU")
 def celu(b: Builder, x: Value, *, alpha: Operand = 1.0) -> Value:
     """x, below 0 alpha (exp(x / alpha) - 1)."""
-    return b.op("Celu", [b.cast(x, np.float32)], {"alpha": float(number(alpha, "alpha"))})
+    return b.op("Celu", [b.cast(x, np.float32)], {"alpha": float(b.number(alpha, "alpha"))})
 
 
 @primitive("PReLU")
@@ -143,14 +140,14 @@ def prelu(b: Builder, x: Value, slope: Value) -> Value:
 @primitive("LeakyReLUExt", "LeakyReLU")
 def leaky_relu(b: Builder, x: Value, *, negative_slope: Operand = 0.01) -> Value:
     """x, below 0 times a slope."""
-    return b.op("LeakyRelu", [b.floating(x)], {"alpha": float(number(negative_slope, "negative_slope"))})
+    return b.op("LeakyRelu", [b.floating(x)], {"alpha": float(b.number(negative_slope, "negative_slope"))})
 
 
 @primitive("Softplus", "SoftplusExt")
 def softplus(b: Builder, node: Node, x: Value, *, beta: Operand = 1, threshold: Operand = None) -> Value:
     """log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold."""
     wide = b.floating(x)
-    scale = number(beta, "beta")
+    scale = b.number(beta, "beta")
     inner = b.op("Mul", [wide, b.scalar(scale, wide)]) if scale != 1 else wide
     found = b.op("Softplus", [inner])
     if scale != 1:
@@ -158,13 +155,15 @@ def softplus(b: Builder, node: Node, x: Value, *, beta: Operand = 1, threshold: 
     limit = 20 if threshold is None and node.op_type == "SoftplusExt" else threshold
     if limit is None:
         return found
-    return b.op("Where", [b.op("Greater", [inner, b.scalar(number(limit, "threshold"), wide)]), wide, found])
+    return b.op(
+        "Where", [b.op("Greater", [inner, b.scalar(b.number(limit, "threshold"), wide)]), wide, found]
+    )
 
 
 @table({"SoftShrink": True, "HShrink": False})
 def shrink(soft: bool, b: Builder, x: Value, *, lambd: Operand = 0.5) -> Value:
     """0 where |x| is at most lambd; else x, of the soft one nearer to 0 by lambd."""
-    margin = float(number(lambd, "lambd"))
+    margin = float(b.number(lambd, "lambd"))
     return b.op("Shrink", [b.floating(x)], {"lambd": margin, "bias": margin if soft else 0.0})
 
 
@@ -172,8 +171,8 @@ def shrink(soft: bool, b: Builder, x: Value, *, lambd: Operand = 0.5) -> Value:
 def threshold_(b: Builder, x: Value, *, threshold: Operand = 0, value: Operand = 0) -> Value:
     """x where it is above a threshold, else a value."""
     wide = b.computable(x)
-    above = b.op("Greater", [wide, b.scalar(number(threshold, "threshold"), wide)])
-    return b.op("Where", [above, wide, b.scalar(number(value, "value"), wide)])
+    above = b.op("Greater", [wide, b.scalar(b.number(threshold, "threshold"), wide)])
+    return b.op("Where", [above, wide, b.scalar(b.number(value, "value"), wide)])
 
 
 @primitive("LogSigmoid")
@@ -209,6 +208,6 @@ def softmax(op_type: str, b: Builder, x: Value, *, axis: Operand = -1) -> Value:
 def log_softmax_ext(b: Builder, x: Value, *, dim: Operand = None, dtype: Operand = None) -> Value:
     """The same, computed in another element type if one is given; without an axis, along 0 for 0, 1 and 3
     axes, else 1."""
-    wide = b.cast(x, element_type(dtype, x.dtype))
+    wide = b.cast(x, b.element_type(dtype, x.dtype))
     axis = dim if dim is not None else 0 if known_rank(x) in {0, 1, 3} else 1
     return softmax("LogSoftmax", b, wide, axis=axis)

@@ -12,9 +12,7 @@ from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
     Builder,
     is_float,
-    number,
     tensors,
-    text,
 )
 
 ROUNDING = ("none", "trunc", "floor")
@@ -58,7 +56,7 @@ def div(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
 @primitive("DivMod", "DivMods")
 def div_mod(b: Builder, node: Node, x: Operand, y: Operand, *, rounding_mode: Operand = None) -> Value:
     """A division that rounds down, towards zero, or not at all."""
-    kind = "none" if rounding_mode is None else text(rounding_mode, "rounding_mode", ROUNDING)
+    kind = "none" if rounding_mode is None else b.text(rounding_mode, "rounding_mode", ROUNDING)
     if kind == "none":
         return _true_division(b, node, x, y)
     return floor_div(b, node, x, y) if kind == "floor" else truncate_div(b, node, x, y)
@@ -125,7 +123,7 @@ def truncate_mod(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
 def scaled(op_type: str, b: Builder, node: Node, x: Operand, y: Operand, *, alpha: Operand = 1) -> Value:
     """x + alpha y or x - alpha y"""
     first, second = common(b, node, x, y)
-    if isinstance(alpha, Value) or number(alpha, "alpha") != 1:
+    if isinstance(alpha, Value) or b.number(alpha, "alpha") != 1:
         second = b.op("Mul", [second, b.cast(b.value(alpha), second.dtype)])
     return b.op(op_type, [first, second])
 
@@ -205,7 +203,7 @@ def _combined(b: Builder, node: Node, x: Operand, inner: Callable[..., Value], v
     change = inner()
     if isinstance(x, Value) and not is_float(x.dtype) and isinstance(value, Value):
         value = b.cast(value, x.dtype)  # MindSpore cuts off its fraction first
-    if isinstance(value, Value) or number(value, "value") != 1:
+    if isinstance(value, Value) or b.number(value, "value") != 1:
         change = binary(b, node, "Mul", change, value)
     return binary(b, node, "Add", x, change)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from sharding.common.arrays import Array
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import Builder, known_rank, text
+from sharding.importers.mindir.primitives.operands import Builder, known_rank
 
 _ALIGNMENTS = ("right_left", "left_right", "left_left", "right_right")
 
@@ -63,7 +63,7 @@ def _offsets(b: Builder, k: Operand) -> tuple[int, int]:
 def _band(rows: int, columns: int, offsets: tuple[int, int], align: Operand) -> _Band:
     if offsets[0] <= -rows or offsets[1] >= columns:
         raise RefusedError(f"a matrix of {rows} x {columns} has no diagonals {offsets[0]} to {offsets[1]}")
-    return _Band(rows, columns, *offsets, text(align, "align", _ALIGNMENTS))
+    return _Band(rows, columns, *offsets, Builder.text(align, "align", _ALIGNMENTS))
 
 
 def _known(x: Value, count: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Operand, Value, primitive
-from sharding.importers.mindir.primitives.operands import BOOL, FLOAT32, INT32, INT64, Builder, number, text
+from sharding.importers.mindir.primitives.operands import BOOL, FLOAT32, INT32, INT64, Builder
 
 # Boxes
 
@@ -20,7 +20,7 @@ def _column(b: Builder, boxes: Value, place: int) -> Value:
 def iou(b: Builder, anchors: Value, truths: Value, *, mode: Operand = "iou") -> Value:
     """For each box of the second operand and each of the first, how much of both (iou) or of the
     second alone (iof) they share. Both ends belong to a box."""
-    kind = text(mode, "mode", ("iou", "iof"))
+    kind = b.text(mode, "mode", ("iou", "iof"))
     first, second = (b.cast(item, FLOAT32) for item in (anchors, truths))
     one = [b.unsqueeze(_column(b, first, i), [0]) for i in range(4)]
     other = [b.unsqueeze(_column(b, second, i), [1]) for i in range(4)]
@@ -58,11 +58,11 @@ def box_decode(
 ) -> Value:
     """Boxes (x0, y0, x1, y1), both ends included, moved and stretched by deltas, held within an image."""
     boxes, change = (b.cast(item, FLOAT32) for item in (anchors, deltas))
-    means_, stds_ = (np.array([number(v, "means") for v in item], np.float32)
+    means_, stds_ = (np.array([b.number(v, "means") for v in item], np.float32)
                      for item in (means, stds) if isinstance(item, tuple))  # fmt: skip
     change = b.op("Add", [b.op("Mul", [change, b.const(stds_)]), b.const(means_)])
-    ratio = abs(float(np.log(number(wh_ratio_clip, "wh_ratio_clip"))))
-    height, width = (number(v, "max_shape") for v in max_shape) if isinstance(max_shape, tuple) else (0, 0)
+    ratio = abs(float(np.log(b.number(wh_ratio_clip, "wh_ratio_clip"))))
+    height, width = (b.number(v, "max_shape") for v in max_shape) if isinstance(max_shape, tuple) else (0, 0)
     one, half = b.const(1, np.float32), b.const(0.5, np.float32)
     found: list[Value] = [boxes] * 4
     for axis, limit in ((0, width), (1, height)):
@@ -105,7 +105,7 @@ def box_encode(
         stretch = b.op("Log", [b.op("Div", [lengths[1], lengths[0]])])
         found[axis], found[axis + 2] = b.unsqueeze(move, [1]), b.unsqueeze(stretch, [1])
     change = b.op("Concat", found, {"axis": 1})
-    means_, stds_ = (np.array([number(v, "means") for v in item], np.float32)
+    means_, stds_ = (np.array([b.number(v, "means") for v in item], np.float32)
                      for item in (means, stds) if isinstance(item, tuple))  # fmt: skip
     return b.op("Div", [b.op("Sub", [change, b.const(means_)]), b.const(stds_)])
 
@@ -124,7 +124,7 @@ def nms_with_mask(b: Builder, boxes: Value, *, iou_threshold: Operand = 0.5) -> 
     falling = b.op("Neg", [b.cast(places, FLOAT32)])  # equal scores keep their order
     kept = b.op("NonMaxSuppression", [
         b.unsqueeze(corners, [0]), b.unsqueeze(falling, [0, 1]), b.ints(count),
-        b.const([number(iou_threshold, "iou_threshold")], np.float32), b.const([-np.inf], np.float32),
+        b.const([b.number(iou_threshold, "iou_threshold")], np.float32), b.const([-np.inf], np.float32),
     ])  # fmt: skip
     rows = _column(b, kept, 2)
     nothing = b.op("Expand", [b.const(0, np.int32), b.ints(count)])

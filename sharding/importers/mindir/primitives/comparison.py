@@ -10,8 +10,6 @@ from sharding.importers.mindir.primitives.operands import (
     Builder,
     is_float,
     known_rank,
-    number,
-    result_type,
 )
 
 
@@ -56,13 +54,13 @@ def is_close(
 ) -> Value:
     """Where |x - y| <= atol + rtol |y|, or both are the same infinity, or, if wanted, no numbers."""
     first, second = (b.floating(item) for item in b.promoted(x, y))
-    slack = b.op("Mul", [b.op("Abs", [second]), b.scalar(number(rtol, "rtol"), second)])
-    bound = b.op("Add", [slack, b.scalar(number(atol, "atol"), second)])
+    slack = b.op("Mul", [b.op("Abs", [second]), b.scalar(b.number(rtol, "rtol"), second)])
+    bound = b.op("Add", [slack, b.scalar(b.number(atol, "atol"), second)])
     close = b.op("LessOrEqual", [b.op("Abs", [b.op("Sub", [first, second])]), bound])
     infinite = b.op("Equal", [b.op("Abs", [second]), b.scalar(np.inf, second)])
     close = b.op("And", [close, b.op("Not", [infinite])])
     close = b.op("Or", [close, b.op("Equal", [first, second])])
-    if number(equal_nan, "equal_nan"):
+    if b.number(equal_nan, "equal_nan"):
         close = b.op("Or", [close, b.op("And", [b.op("IsNaN", [first]), b.op("IsNaN", [second])])])
     return close
 
@@ -72,7 +70,7 @@ def approximate_equal(b: Builder, x: Value, y: Value, *, tolerance: Operand = 1e
     """Where |x - y| is below a bound."""
     first, second = b.promoted(x, y)
     distance = b.op("Abs", [b.op("Sub", [b.computable(first), b.computable(second)])])
-    return b.op("Less", [distance, b.scalar(number(tolerance, "tolerance"), distance)])
+    return b.op("Less", [distance, b.scalar(b.number(tolerance, "tolerance"), distance)])
 
 
 @primitive("Heaviside")
@@ -172,4 +170,4 @@ def check_valid(b: Builder, node: Node, boxes: Value, image: Value) -> Value:
         b.op("LessOrEqual", [right_bottom, corner]),
     ])  # fmt: skip
     counted = b.op("ReduceMin", [b.cast(inside, np.int32), b.ints((1,))], {"keepdims": 0})
-    return b.cast(counted, result_type(node, BOOL))
+    return b.cast(counted, b.result_type(node, BOOL))

@@ -12,7 +12,6 @@ from sharding.importers.mindir.primitives.base import Node, Operand, RefusedErro
 from sharding.importers.mindir.primitives.matmul import channels_last
 from sharding.importers.mindir.primitives.operands import (
     Builder,
-    text,
 )
 
 PAD_MODES = ("pad", "same", "valid")
@@ -109,7 +108,7 @@ def _window(b: Builder, node: Node, spatial: int) -> _Window:
         last(b.integers(first("stride", "strides", default=1), "stride"), spatial, "stride"),
         last(b.integers(first("dilation", "dilations", default=1), "dilation"), spatial, "dilation"),
         b.integer(first("group", "groups", default=1), "group"),
-        text(first("pad_mode", default="valid"), "pad_mode", PAD_MODES),
+        b.text(first("pad_mode", default="valid"), "pad_mode", PAD_MODES),
         first("pad_list", "pad", default=0),
     )
 

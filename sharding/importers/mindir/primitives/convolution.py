@@ -11,7 +11,6 @@ from sharding.importers.mindir.primitives.conv import PAD_MODES, kernel_of, last
 from sharding.importers.mindir.primitives.operands import (
     Builder,
     known_rank,
-    text,
 )
 
 # The later functions, with all settings as numbers
@@ -55,7 +54,7 @@ def _ext(b: Builder, x: Value, w: Value, bias: Operand, steps: _Steps) -> Value:
 def _around(b: Builder, padding: Operand, w: Value, named: bool) -> dict[str, object] | None:
     """Padding by its name, or from one number for each axis; None keeps the lengths."""
     if named:
-        return None if text(padding, "padding", PAD_MODES) == "same" else {}
+        return None if b.text(padding, "padding", PAD_MODES) == "same" else {}
     each = last(b.integers(padding, "padding"), known_rank(w) - 2, "padding")
     return {"pads": each * 2}
 
@@ -163,7 +162,9 @@ def im2col(
 ) -> Value:
     """Each window's places, (batch, channel, place in the window, window): a convolution of each channel
     alone with one weight of 1 for each place."""
-    mode = text(node.attributes.get("padding_mode", "calculated"), "padding_mode", ("calculated", *PAD_MODES))
+    mode = b.text(
+        node.attributes.get("padding_mode", "calculated"), "padding_mode", ("calculated", *PAD_MODES)
+    )
     around: dict[str, object] | None = None
     if mode != "same":
         around = {"pads": paired(b.integers(pads, "pads"), 2, "pads")} if mode != "valid" else {}

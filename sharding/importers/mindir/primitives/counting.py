@@ -11,8 +11,6 @@ from sharding.importers.mindir.primitives.operands import (
     Builder,
     is_float,
     known_rank,
-    number,
-    result_type,
 )
 
 
@@ -95,7 +93,7 @@ def bincount(b: Builder, node: Node, x: Value, *, weights: Operand = None, minle
     most = b.op("ReduceMax", [b.op("Concat", [numbers, least], {"axis": 0})], {"keepdims": 1})
     length = b.op("Add", [most, b.const([1], np.int64)])
     if isinstance(weights, Value):
-        added = b.floating(b.cast(weights, result_type(node, weights.dtype)))
+        added = b.floating(b.cast(weights, b.result_type(node, weights.dtype)))
     else:
         added = b.filled(b.shape_of(numbers), 1, INT64)
     nothing = b.op("Expand", [b.scalar(0, added), length])
@@ -108,7 +106,7 @@ def histogram(
 ) -> Value:
     """How many elements lie in each of equal parts of a range: by default from the least to the largest."""
     count = b.integer(bins, "bins")
-    lower, upper = (float(number(item, "a bound")) for item in (min, max))
+    lower, upper = (float(b.number(item, "a bound")) for item in (min, max))
     flat = b.floating(b.reshape(x, (-1,)))
     low, high = (b.scalar(item, flat) for item in (lower, upper))
     if lower == upper:
@@ -126,4 +124,4 @@ def histogram(
     nothing = b.const(np.zeros(count + 1, np.int64))
     found = b.op("ScatterElements", [nothing, part, ones], {"reduction": "add", "axis": 0})
     kept = b.op("Slice", [found, b.ints((0,)), b.ints((count,)), b.ints((0,))])
-    return b.cast(kept, result_type(node, x.dtype))
+    return b.cast(kept, b.result_type(node, x.dtype))

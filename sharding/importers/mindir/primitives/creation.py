@@ -19,12 +19,9 @@ from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
     INT64,
     Builder,
-    element_type,
     is_float,
     joined_length,
     known_rank,
-    number,
-    result_type,
 )
 
 
@@ -50,8 +47,8 @@ def new_full(
 
 def _filled(b: Builder, node: Node, shape: Operand, value: Operand, dtype: Operand) -> Value:
     default = value.dtype if isinstance(value, Value) else FLOAT32
-    wanted = element_type(dtype, result_type(node, default))
-    amount = value if isinstance(value, Value) else number(value, "the number to fill with")
+    wanted = b.element_type(dtype, b.result_type(node, default))
+    amount = value if isinstance(value, Value) else b.number(value, "the number to fill with")
     return b.filled(shape, amount, wanted)
 
 
@@ -65,7 +62,7 @@ def empty(b: Builder, node: Node, shape: Operand, dtype: Operand = None, *rest: 
 def empty_like(b: Builder, node: Node, like: Value, *rest: Operand) -> Value:
     """The same in the shape of another tensor, or in a given one."""
     shape = rest[0] if node.op_type == "NewEmpty" else b.shape_of(like)
-    return b.filled(shape, 0, result_type(node, like.dtype))
+    return b.filled(shape, 0, b.result_type(node, like.dtype))
 
 
 @table({"Zeros": 0, "Ones": 1})
@@ -103,7 +100,7 @@ def _range(b: Builder, node: Node, start: Operand, end: Operand, step: Operand, 
     for item in b.promoted(start, end, step):
         wide = b.computable(item)
         flat.append(wide if wide.rank == 0 else b.op("Reshape", [wide, b.const([], np.int64)]))
-    wanted = element_type(dtype, result_type(node, flat[0].dtype))
+    wanted = b.element_type(dtype, b.result_type(node, flat[0].dtype))
     return b.cast(b.op("Range", flat), wanted)
 
 
@@ -128,7 +125,7 @@ def lin_space(
         places = b.const(np.arange(length) / max(length - 1, 1), np.float32)
     steps = b.op("Mul", [b.op("Sub", [last, first]), places])
     found = b.op("Add", [steps, first])
-    return b.cast(found, element_type(dtype, result_type(node, FLOAT32)))
+    return b.cast(found, b.element_type(dtype, b.result_type(node, FLOAT32)))
 
 
 @primitive("LogSpace")
@@ -145,13 +142,13 @@ def log_space(
     """Powers of a base with this many exponents at equal distances."""
     exponents = b.cast(lin_space(b, node, start, stop, steps, None), FLOAT32)
     found = b.op("Pow", [b.const(np.float32(b.integer(base, "base"))), exponents])
-    return b.cast(found, element_type(dtype, result_type(node, FLOAT32)))
+    return b.cast(found, b.element_type(dtype, b.result_type(node, FLOAT32)))
 
 
 @primitive("Eye")
 def eye(b: Builder, node: Node, rows: Operand, columns: Operand, dtype: Operand = None) -> Value:
     """Ones along the diagonal."""
-    wanted = element_type(dtype, result_type(node, FLOAT32))
+    wanted = b.element_type(dtype, b.result_type(node, FLOAT32))
     if b.known_ints(rows) is None or b.known_ints(columns) is None:
         blank = b.filled((rows, columns), 0, FLOAT32)
         return b.cast(b.op("EyeLike", [blank]), wanted)
@@ -239,7 +236,7 @@ def triangle_places(
     if max(rows, columns) > 1 << 13:
         raise RefusedError(f"a triangle of {rows} x {columns} is too large for a constant")
     found = np.stack(np.nonzero(half(np.ones((rows, columns), bool), by)))
-    return b.const(found, element_type(dtype, result_type(node, INT64)))
+    return b.const(found, b.element_type(dtype, b.result_type(node, INT64)))
 
 
 @primitive("Diagonal", "DiagonalView")
@@ -286,7 +283,7 @@ def one_hot(
     count = b.integer(depth, "depth") if known is not None or not isinstance(depth, Value) else None
     if count is not None and count < 0:
         raise RefusedError(f"depth must not be negative, found {count}")
-    wanted = result_type(node, FLOAT32)
+    wanted = b.result_type(node, FLOAT32)
     wide = b.cast(indices, INT64)
     place = b.integer(axis, "axis")
     spread = b.unsqueeze(wide, [place])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sharding.importers.mindir.primitives.base import ABSENT, Absent, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import INT64, Builder, text
+from sharding.importers.mindir.primitives.operands import INT64, Builder
 from sharding.importers.mindir.primitives.steps import (
     Length,
     across,
@@ -104,7 +104,7 @@ def qr(b: Builder, x: Value, *, full_matrices: Operand = False) -> Operand:
 @primitive("LinalgQr")
 def linalg_qr(b: Builder, x: Value, *, mode: Operand = 0) -> Operand:
     """The same; of mode ``r`` without the orthogonal one."""
-    kind = text(mode, "mode", _MODES)
+    kind = b.text(mode, "mode", _MODES)
     orthogonal, triangular = factors(b, wide(b, x), kind == "complete")
     return (b.const([], x.dtype) if kind == "r" else orthogonal), triangular
 

@@ -8,7 +8,6 @@ from sharding.importers.mindir.primitives.base import Operand, RefusedError, Val
 from sharding.importers.mindir.primitives.operands import (
     Builder,
     known_rank,
-    number,
 )
 from sharding.importers.mindir.primitives.statistics import norm
 
@@ -48,7 +47,7 @@ def cdist(b: Builder, x: Value, y: Value, *, p: Operand = 2.0) -> Value:
     first, second = (b.floating(item) for item in b.promoted(x, y))
     rows = b.unsqueeze(first, [known_rank(first) - 1])
     columns = b.unsqueeze(second, [known_rank(second) - 2])
-    power = float(number(p, "p"))
+    power = float(b.number(p, "p"))
     if power < 0 or np.isnan(power):
         raise RefusedError(f"p {power} is negative")
     return norm(b, b.op("Sub", [rows, columns]), power, [-1], False)

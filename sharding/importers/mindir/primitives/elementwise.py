@@ -10,10 +10,7 @@ from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
     Builder,
     Formula,
-    element_type,
     is_float,
-    number,
-    result_type,
 )
 
 
@@ -138,7 +135,7 @@ def round_(b: Builder, x: Value, *, decimals: Operand = 0) -> Value:
     if not is_float(x.dtype):
         return x
     wide = b.computable(x)
-    places = number(decimals, "decimals")
+    places = b.number(decimals, "decimals")
     if places == 0:
         return b.op("Round", [wide])
     scale = b.scalar(10.0**places, wide)
@@ -174,9 +171,9 @@ def nan_to_num(
     wide = b.computable(x)
     limits = np.finfo(x.dtype) if x.dtype.kind == "f" else np.finfo(np.float32)
     instead = {
-        "nan": 0.0 if nan is None else number(nan, "nan"),
-        "posinf": float(limits.max) if posinf is None else number(posinf, "posinf"),
-        "neginf": float(limits.min) if neginf is None else number(neginf, "neginf"),
+        "nan": 0.0 if nan is None else b.number(nan, "nan"),
+        "posinf": float(limits.max) if posinf is None else b.number(posinf, "posinf"),
+        "neginf": float(limits.min) if neginf is None else b.number(neginf, "neginf"),
     }
     found = b.op("Where", [b.op("IsNaN", [wide]), b.scalar(instead["nan"], wide), wide])
     upper = b.op("Equal", [wide, b.scalar(np.inf, wide)])
@@ -189,26 +186,26 @@ def nan_to_num(
 def cast(b: Builder, node: Node, x: Operand, *, dst_type: Operand = None) -> Value:
     """Another element type."""
     value = b.value(x)
-    return b.cast(value, element_type(dst_type, result_type(node, value.dtype)))
+    return b.cast(value, b.element_type(dst_type, b.result_type(node, value.dtype)))
 
 
 @primitive("ToDtype", "ToOther", "TypeAs")
 def to_type(b: Builder, node: Node, x: Value, *rest: Operand) -> Value:
     """The element type that the file declares."""
-    return b.cast(x, result_type(node, x.dtype))
+    return b.cast(x, b.result_type(node, x.dtype))
 
 
 @table({("ZerosLike", "ZerosLikeExt"): 0, ("OnesLike", "OnesLikeExt"): 1})
 def same_number_like(amount: int, b: Builder, node: Node, x: Value, dtype: Operand = None) -> Value:
     """Zeros or ones in the shape of another."""
-    return b.full_like(x, amount, element_type(dtype, result_type(node, x.dtype)))
+    return b.full_like(x, amount, b.element_type(dtype, b.result_type(node, x.dtype)))
 
 
 @primitive("FullLike", "Fills")
 def fill_like(b: Builder, node: Node, x: Value, amount: Operand, dtype: Operand = None) -> Value:
     """One number in the shape of another."""
-    value = amount if isinstance(amount, Value) else number(amount, "the number to fill with")
-    return b.full_like(x, value, element_type(dtype, result_type(node, x.dtype)))
+    value = amount if isinstance(amount, Value) else b.number(amount, "the number to fill with")
+    return b.full_like(x, value, b.element_type(dtype, b.result_type(node, x.dtype)))
 
 
 @primitive("ClampScalar", "ClampTensor")
@@ -226,7 +223,7 @@ def clamp(b: Builder, node: Node, x: Value, *, min: Operand = None, max: Operand
 def logit(b: Builder, x: Value, *, eps: Operand = -1.0) -> Value:
     """log(x / (1 - x)), x held between eps and 1 - eps where eps is not negative."""
     wide = b.floating(x)
-    margin = -1.0 if eps is None else number(eps, "eps")
+    margin = -1.0 if eps is None else b.number(eps, "eps")
     if margin >= 0:
         wide = b.op("Clip", [wide, b.scalar(margin, wide), b.scalar(1 - margin, wide)])
     return b.op("Log", [b.op("Div", [wide, b.op("Sub", [b.scalar(1, wide), wide])])])

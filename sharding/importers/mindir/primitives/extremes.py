@@ -6,9 +6,7 @@ from sharding.importers.mindir.primitives.base import Node, Operand, Value, tabl
 from sharding.importers.mindir.primitives.operands import (
     INT32,
     Builder,
-    element_type,
     known_rank,
-    result_type,
 )
 
 
@@ -33,7 +31,7 @@ def place_of_extreme(
     op_type: str, b: Builder, node: Node, x: Value, *, axis: Operand = -1, output_type: Operand = None
 ) -> Value:
     """Where the largest or the smallest element is."""
-    return b.cast(arg_of(b, op_type, x, axis, False), element_type(output_type, result_type(node, INT32)))
+    return b.cast(arg_of(b, op_type, x, axis, False), b.element_type(output_type, b.result_type(node, INT32)))
 
 
 @table({"ArgMaxExt": "ArgMax", "ArgMinExt": "ArgMin"})

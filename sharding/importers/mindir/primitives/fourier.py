@@ -17,11 +17,7 @@ from sharding.importers.mindir.primitives.indexing import END
 from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
     Builder,
-    element_type,
     known_rank,
-    number,
-    result_type,
-    text,
 )
 
 NORMS = ("backward", "forward", "ortho")
@@ -41,7 +37,7 @@ def is_open(operand: object) -> bool:
 
 
 def _norm(setting: Operand) -> str:
-    return "backward" if setting is None else text(setting, "norm", NORMS)
+    return "backward" if setting is None else Builder.text(setting, "norm", NORMS)
 
 
 def _scaled(b: Builder, x: Value, length: int | Value, power: float) -> Value:
@@ -204,7 +200,7 @@ def fft_with_size(b: Builder, node: Node, x: Value, *settings: Operand) -> Value
     count = b.integer(given["signal_ndim"], "signal_ndim")
     sizes = given["signal_sizes"] or None
     inverse, real = bool(given["inverse"]), bool(given["real"])
-    norm = "backward" if given["norm"] is None else text(given["norm"], "norm", NORMS)
+    norm = "backward" if given["norm"] is None else b.text(given["norm"], "norm", NORMS)
     rank = known_rank(x)
     half = real and given["onesided"] is not False
     lengths: list[Operand] = [None] * count
@@ -237,6 +233,6 @@ def fft_frequencies(
     b: Builder, node: Node, *, n: Operand = 1, d: Operand = 1.0, dtype: Operand = None
 ) -> Value:
     """The frequencies of a transform of a length, for samples at a distance."""
-    count, distance = b.integer(n, "n"), float(number(d, "d"))
+    count, distance = b.integer(n, "n"), float(b.number(d, "d"))
     made_by = np.fft.fftfreq if node.op_type == "FFTFreq" else np.fft.rfftfreq
-    return b.const(made_by(count, distance).astype(element_type(dtype, result_type(node, FLOAT32))))
+    return b.const(made_by(count, distance).astype(b.element_type(dtype, b.result_type(node, FLOAT32))))

@@ -13,8 +13,6 @@ from sharding.importers.mindir.primitives.operands import (
     INT64,
     Builder,
     known_rank,
-    number,
-    text,
 )
 
 
@@ -29,8 +27,8 @@ def grid_sampler(
     align_corners: Operand = False,
 ) -> Value:
     """Sampled at places from -1 to 1."""
-    mode = text(interpolation_mode, "interpolation_mode", ("bilinear", "nearest", "bicubic"))
-    outside = text(padding_mode, "padding_mode", ("zeros", "border", "reflection"))
+    mode = b.text(interpolation_mode, "interpolation_mode", ("bilinear", "nearest", "bicubic"))
+    outside = b.text(padding_mode, "padding_mode", ("zeros", "border", "reflection"))
     return sampled(b, b.cast(x, FLOAT32), b.cast(grid, FLOAT32), mode, outside, bool(align_corners))
 
 
@@ -56,7 +54,7 @@ def crop_and_resize(
 
     Place i of n lies at y0 + i (y1 - y0) / (n - 1), the middle where n is 1; what lies outside is one number.
     """
-    kind = text(method, "method", ("bilinear", "nearest"))
+    kind = b.text(method, "method", ("bilinear", "nearest"))
     known = b.known_ints(crop_size)
     if known is None or len(known) != 2:
         raise RefusedError("crop_size must be two integers that are known before a run")
@@ -94,7 +92,7 @@ def crop_and_resize(
         b.op("Less", [parts, b.scalar(0, parts)]), b.op("Greater", [parts, b.scalar(1, parts)])
     ])  # fmt: skip
     outside = b.op("ReduceMax", [b.cast(beyond, INT32), b.ints((3,))], {"keepdims": 1})
-    filler = b.scalar(number(extrapolation_value, "extrapolation_value"), found)
+    filler = b.scalar(b.number(extrapolation_value, "extrapolation_value"), found)
     return b.op("Where", [b.cast(outside, BOOL), filler, found])
 
 
@@ -117,7 +115,7 @@ def roi_align(
     found = b.cast(rois, FLOAT32)
     first = b.op("Slice", [found, b.ints((0,)), b.ints((1,)), b.ints((1,))])
     corners = b.op("Slice", [found, b.ints((1,)), b.ints((5,)), b.ints((1,))])
-    scale = float(number(spatial_scale, "spatial_scale"))
+    scale = float(b.number(spatial_scale, "spatial_scale"))
     mode = "output_half_pixel"  # which makes every box at least one place wide
     if b.integer(roi_end_mode, "roi_end_mode"):
         mode, half = "half_pixel", 0.5 / scale  # which does not, but takes half a place away

@@ -24,7 +24,6 @@ from sharding.importers.mindir.primitives.operands import (
     INT64,
     Builder,
     known_rank,
-    number,
 )
 
 # Each does in place what another one gives. These modules fill the registry.
@@ -79,7 +78,7 @@ def inplace_zero(b: Builder, x: Value) -> Value:
 @primitive("InplaceFillScalar", "InplaceFillTensor")
 def inplace_fill(b: Builder, x: Value, value: Operand) -> Value:
     """One number everywhere."""
-    return b.full_like(x, value if isinstance(value, Value) else number(value, "value"))
+    return b.full_like(x, value if isinstance(value, Value) else b.number(value, "value"))
 
 
 @primitive("TensorCopySlices")

@@ -10,8 +10,6 @@ from sharding.importers.mindir.primitives.operands import (
     INT64,
     Builder,
     known_rank,
-    number,
-    text,
 )
 
 REDUCTIONS = ("sum", "mean", "none")
@@ -20,7 +18,7 @@ REDUCTIONS = ("sum", "mean", "none")
 
 def _reduced(b: Builder, x: Value, setting: Operand, weights: Value | None = None) -> Value:
     """The loss of each, their sum, or their mean, which weights weigh."""
-    kind = text(setting, "reduction", (*REDUCTIONS, "batchmean"))
+    kind = b.text(setting, "reduction", (*REDUCTIONS, "batchmean"))
     if kind == "none":
         return x
     if kind == "batchmean":
@@ -119,7 +117,7 @@ def smooth_l1(
 ) -> Value:
     """A parabola below beta, a line above."""
     distance = b.op("Abs", [binary(b, node, "Sub", x, target)])
-    limit = float(number(beta, "beta"))
+    limit = float(b.number(beta, "beta"))
     if limit == 0:
         return _reduced(b, distance, reduction)
     half = b.op("Mul", [b.op("Mul", [distance, distance]), b.scalar(0.5 / limit, distance)])
@@ -182,7 +180,7 @@ def nll_loss(
     and the weights' sum."""
     wide = b.floating(logs)
     classes = b.cast(labels, INT64)
-    ignored = b.op("Equal", [classes, b.const(int(number(ignore_index, "ignore_index")), np.int64)])
+    ignored = b.op("Equal", [classes, b.const(int(b.number(ignore_index, "ignore_index")), np.int64)])
     safe = b.op("Where", [ignored, b.const(0, np.int64), classes])
     shares = b.op("Gather", [b.cast(weight, wide.dtype), safe], {"axis": 0})
     shares = b.op("Where", [ignored, b.scalar(0, wide), shares])

@@ -8,10 +8,8 @@ from sharding.importers.mindir.primitives.operands import (
     Builder,
     is_float,
     known_rank,
-    number,
     ranked,
     tensors,
-    text,
 )
 
 FORMATS = (
@@ -25,7 +23,7 @@ _PLAIN = ("nchw", "ncdhw", "ncw", *sorted(CHANNELS_LAST))
 
 def channels_last(setting: Operand) -> bool:
     """Whether the data layout has the channels last."""
-    found = text(setting, "data_format", FORMATS)
+    found = Builder.text(setting, "data_format", FORMATS)
     if found not in _PLAIN:
         raise RefusedError(f"data_format must be one of {', '.join(_PLAIN)}, found {found}")
     return found in CHANNELS_LAST
@@ -118,9 +116,9 @@ def bias_add(b: Builder, node: Node, x: Value, bias: Value, *, data_format: Oper
 
 def _weighed(b: Builder, node: Node, x: Operand, found: Value, beta: Operand, alpha: Operand) -> Value:
     """beta x + alpha found"""
-    if isinstance(alpha, Value) or number(alpha, "alpha") != 1:
+    if isinstance(alpha, Value) or b.number(alpha, "alpha") != 1:
         found = binary(b, node, "Mul", found, alpha)
-    if isinstance(beta, Value) or number(beta, "beta") != 1:
+    if isinstance(beta, Value) or b.number(beta, "beta") != 1:
         x = binary(b, node, "Mul", x, beta)
     return binary(b, node, "Add", x, found)
 

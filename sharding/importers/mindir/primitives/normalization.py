@@ -14,8 +14,6 @@ from sharding.importers.mindir.primitives.operands import (
     Builder,
     joined_length,
     known_rank,
-    number,
-    text,
 )
 from sharding.importers.mindir.primitives.statistics import moments
 
@@ -62,7 +60,7 @@ def batch_norm(
 ) -> Operand:
     """By the given moments, or in training by those of the batch. Of the five results the first matters."""
     layout = node.attributes.get("format", data_format) if data_format == "NCHW" else data_format
-    eps = float(number(epsilon, "epsilon"))
+    eps = float(b.number(epsilon, "epsilon"))
     return _batch(b, x, (scale, bias, mean, variance), bool(is_training), eps, channels_last(layout))
 
 
@@ -80,7 +78,7 @@ def batch_norm_ext(
     epsilon: Operand = 1e-5,
 ) -> Operand:
     """The same with moments and weights that may be missing."""
-    eps = float(number(epsilon, "epsilon"))
+    eps = float(b.number(epsilon, "epsilon"))
     found = _batch(b, x, (scale, bias, mean, variance), bool(training) or mean is None, eps, False)
     assert isinstance(found, tuple)
     return found[:3]
@@ -142,7 +140,7 @@ def layer_norm(
 ) -> Operand:
     """Over the axes from one on; the weights have the shape from another on. Gives also the mean and, for
     LayerNorm, the variance, for LayerNormV3 one over its root."""
-    eps = float(number(epsilon, "epsilon"))
+    eps = float(b.number(epsilon, "epsilon"))
     axis = b.integer(begin_norm_axis, "begin_norm_axis")
     found, axes, wide = _layer(b, x, axis, scale, bias, eps)
     variance, mean = moments(b, wide, axes, 0, True)
@@ -162,7 +160,7 @@ def layer_norm_ext(
     """Over as many last axes as the given shape has. Gives also the mean and one over the deviation."""
     given = normalized_shape
     count = len(given if isinstance(given, tuple) else b.integers(given, "normalized_shape"))
-    epsilon = float(number(eps, "eps"))
+    epsilon = float(b.number(eps, "eps"))
     found, axes, wide = _layer(b, x, -count, weight, bias, epsilon)
     variance, mean = moments(b, wide, axes, 0, True)
     return found, mean, _inverse_root(b, variance, epsilon)
@@ -182,7 +180,7 @@ def add_layer_norm(
 ) -> Operand:
     """Of a sum, over the last axis. Gives also the mean, one over the deviation, and the sum."""
     total = binary(b, node, "Add", x, y)
-    eps = float(number(epsilon, "epsilon"))
+    eps = float(b.number(epsilon, "epsilon"))
     found, axes, wide = _layer(b, total, -1, gamma, beta, eps)
     variance, mean = moments(b, wide, axes, 0, True)
     return found, mean, _inverse_root(b, variance, eps), total
@@ -225,7 +223,7 @@ def group_norm(
     channels = b.dim(x, 1)
     if groups < 1 or (isinstance(channels, int) and channels % groups):
         raise RefusedError(f"{channels} channels cannot be cut into {groups} groups")
-    epsilon = float(number(eps, "eps"))
+    epsilon = float(b.number(eps, "eps"))
     found = _grouped(b, x, groups, epsilon)
     found = _per_channel(b, _per_channel(b, found, weight, "Mul"), bias, "Add")
     flat = _by_group(b, b.floating(x), groups)
@@ -246,7 +244,7 @@ def instance_norm(
     """Each channel of each batch entry by its own moments."""
     wide = b.floating(x)
     operands = [wide, b.cast(gamma, wide.dtype), b.cast(beta, wide.dtype)]
-    eps = float(number(epsilon, "epsilon"))
+    eps = float(b.number(epsilon, "epsilon"))
     found = b.op("InstanceNormalization", operands, {"epsilon": eps})
     axes: Axes
     if wide.rank is not None:
@@ -272,7 +270,7 @@ def _rms(b: Builder, x: Value, gamma: Value, epsilon: float) -> tuple[Value, Val
 def rms_norm(b: Builder, x: Value, gamma: Value, *, epsilon: Operand = 1e-6) -> Operand:
     """By the root of the mean square, computed in float32 as MindSpore does for narrower types."""
     wide = b.cast(x, np.float32) if x.dtype.itemsize < 4 else x
-    return _rms(b, wide, gamma, float(number(epsilon, "epsilon")))
+    return _rms(b, wide, gamma, float(b.number(epsilon, "epsilon")))
 
 
 @primitive("AddRmsNorm")
@@ -282,7 +280,7 @@ def add_rms_norm(
     """Of a sum. Gives also one over the root of the mean square, and the sum."""
     total = binary(b, node, "Add", x, y)
     wide = b.cast(total, np.float32) if total.dtype.itemsize < 4 else total
-    found, scale = _rms(b, wide, gamma, float(number(epsilon, "epsilon")))
+    found, scale = _rms(b, wide, gamma, float(b.number(epsilon, "epsilon")))
     return found, scale, total
 
 
@@ -298,9 +296,9 @@ def lrn(
     norm_region: Operand = "across_channels",
 ) -> Value:
     """By the squares of the neighbouring channels; ONNX divides alpha by their number."""
-    text(norm_region, "norm_region", ("across_channels",))
+    b.text(norm_region, "norm_region", ("across_channels",))
     size = 2 * b.integer(depth_radius, "depth_radius") + 1
     return b.op("LRN", [b.computable(x)], {
-        "size": size, "bias": float(number(bias, "bias")), "alpha": float(number(alpha, "alpha")) * size,
-        "beta": float(number(beta, "beta")),
+        "size": size, "bias": float(b.number(bias, "bias")), "alpha": float(b.number(alpha, "alpha")) * size,
+        "beta": float(b.number(beta, "beta")),
     })  # fmt: skip

@@ -27,40 +27,6 @@ def is_float(dtype: DType) -> bool:
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
-def element_type(setting: Operand, default: DType) -> DType:
-    """An element type: numpy's own (version 1), MindSpore's number (version 3), None for the default."""
-    return default if setting is None else base.element_type(setting)
-
-
-def result_type(node: Node, default: DType) -> DType:
-    """The element type that the file declares for the first result."""
-    return node.result.dtype if node.result is not None else default
-
-
-def number(operand: Operand, what: str) -> float | int | bool:
-    """One number that is known while converting."""
-    if isinstance(operand, Value) and operand.constant is not None and operand.constant.size == 1:
-        found = operand.constant.reshape(-1)[0].item()
-        if isinstance(found, (bool, int, float)):
-            return found
-    if isinstance(operand, (bool, int, float)):
-        return operand
-    raise RefusedError(f"{what} must be a number that is known before a run, found {shown(operand)}")
-
-
-def text(setting: Operand, what: str, numbered: Sequence[str]) -> str:
-    """An enumeration: its name (version 1, in any case) or its place among ``numbered`` (version 3)."""
-    if isinstance(setting, str):
-        found = setting.lower()
-    elif isinstance(setting, int) and 0 <= setting < len(numbered):
-        found = numbered[setting]
-    else:
-        raise RefusedError(f"{what} must be one of {', '.join(numbered)}, found {shown(setting)}")
-    if found not in numbered:
-        raise RefusedError(f"{what} must be one of {', '.join(numbered)}, found {shown(setting)}")
-    return found
-
-
 def shown(operand: Operand) -> str:
     """An operand in a message."""
     return "a tensor" if isinstance(operand, Value) else repr(operand)[:80]
@@ -131,6 +97,40 @@ def flattened(operand: Operand) -> Operand:
 
 class Builder(GraphBuilder):
     """What primitives are given: the graph under construction, and the pieces that their families share."""
+
+    @staticmethod
+    def element_type(setting: Operand, default: DType) -> DType:
+        """An element type: numpy's own (version 1), MindSpore's number (version 3), None for the default."""
+        return default if setting is None else base.element_type(setting)
+
+    @staticmethod
+    def result_type(node: Node, default: DType) -> DType:
+        """The element type that the file declares for the first result."""
+        return node.result.dtype if node.result is not None else default
+
+    @staticmethod
+    def number(operand: Operand, what: str) -> float | int | bool:
+        """One number that is known while converting."""
+        if isinstance(operand, Value) and operand.constant is not None and operand.constant.size == 1:
+            found = operand.constant.reshape(-1)[0].item()
+            if isinstance(found, (bool, int, float)):
+                return found
+        if isinstance(operand, (bool, int, float)):
+            return operand
+        raise RefusedError(f"{what} must be a number that is known before a run, found {shown(operand)}")
+
+    @staticmethod
+    def text(setting: Operand, what: str, numbered: Sequence[str]) -> str:
+        """An enumeration: its name (version 1, in any case) or its place among ``numbered`` (version 3)."""
+        if isinstance(setting, str):
+            found = setting.lower()
+        elif isinstance(setting, int) and 0 <= setting < len(numbered):
+            found = numbered[setting]
+        else:
+            raise RefusedError(f"{what} must be one of {', '.join(numbered)}, found {shown(setting)}")
+        if found not in numbered:
+            raise RefusedError(f"{what} must be one of {', '.join(numbered)}, found {shown(setting)}")
+        return found
 
     def integer(self, operand: Operand, what: str) -> int:
         """One integer that is known while converting."""

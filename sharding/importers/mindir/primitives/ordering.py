@@ -10,10 +10,8 @@ from sharding.importers.mindir.primitives.operands import (
     INT32,
     INT64,
     Builder,
-    element_type,
     is_float,
     known_rank,
-    result_type,
 )
 
 # Order
@@ -163,7 +161,7 @@ def search_sorted(
     spread = b.unsqueeze(line, [last - 1])
     before = b.op("LessOrEqual" if right else "Less", [spread, b.unsqueeze(wanted, [known_rank(wanted)])])
     count = b.op("ReduceSum", [b.cast(before, INT64), b.ints((-1,))], {"keepdims": 0})
-    return b.cast(count, element_type(dtype, result_type(node, INT64)))
+    return b.cast(count, b.element_type(dtype, b.result_type(node, INT64)))
 
 
 @primitive("InvertPermutation")

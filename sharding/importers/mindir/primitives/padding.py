@@ -11,9 +11,7 @@ from sharding.importers.mindir.primitives.operands import (
     Builder,
     flattened,
     known_rank,
-    number,
     ranked,
-    text,
 )
 from sharding.importers.mindir.primitives.running import flipped
 
@@ -75,7 +73,7 @@ def pad_v3(
     paddings_contiguous: Operand = True,
 ) -> Value:
     """A constant, the nearest edge, a reflection, or the other end; the list begins with the last axis."""
-    kind = text(mode, "mode", ("constant", "reflect", "edge", "circular"))
+    kind = b.text(mode, "mode", ("constant", "reflect", "edge", "circular"))
     if kind != "circular" and paddings_contiguous and b.known_ints(flattened(paddings)) is None:
         return _padded_later(b, x, flattened(paddings), kind, value)
     found = b.integers(flattened(paddings), "paddings")
@@ -127,7 +125,7 @@ def mirror_pad(b: Builder, x: Value, paddings: Operand, *, mode: Operand = "REFL
     """A reflection around, without the edge itself (REFLECT) or with it (SYMMETRIC)."""
     pairs = _rows(b, paddings, x)
     x = ranked(x, len(pairs))
-    if text(mode, "mode", ("reflect", "symmetric")) == "reflect":
+    if b.text(mode, "mode", ("reflect", "symmetric")) == "reflect":
         return padded(b, x, pairs, "reflect")
     for axis, (before, after) in enumerate(pairs):
         place, parts = b.ints((axis,)), [x]
@@ -144,7 +142,7 @@ def mirror_pad(b: Builder, x: Value, paddings: Operand, *, mode: Operand = "REFL
 @primitive("ConstantPadND")
 def constant_pad(b: Builder, x: Value, *, padding: Operand = (), value: Operand = 0.0) -> Value:
     """One number around; the list begins with the last axis."""
-    amount = number(value, "value")
+    amount = b.number(value, "value")
     return padded(b, x, pairs_from_last(x, b.integers(padding, "padding")), "constant", amount)
 
 

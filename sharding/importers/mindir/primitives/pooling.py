@@ -14,9 +14,6 @@ from sharding.importers.mindir.primitives.operands import (
     INT32,
     INT64,
     Builder,
-    element_type,
-    number,
-    text,
 )
 from sharding.importers.mindir.primitives.windows import completed, last_windows
 
@@ -84,7 +81,7 @@ def pool(
     layout = node.attributes.get("format", data_format) if data_format == "NCHW" else data_format
     flip = channels_last(layout)
     wide = b.transpose(b.computable(x), [0, 3, 1, 2]) if flip else b.computable(x)
-    mode = text(pad_mode, "pad_mode", PAD_MODES)
+    mode = b.text(pad_mode, "pad_mode", PAD_MODES)
     if op_type == "AveragePool" and mode == "valid" and _is_open(b, kernel_size, strides):
         return _means_later(b, x, kernel_size, strides, layout)
     sizes = _of_two(kernel_size, b, "kernel_size", flip)
@@ -151,7 +148,7 @@ def max_pool3d(
 
 def _pads_of_volume(b: Builder, pad_mode: Operand, pad_list: Operand) -> list[int] | None:
     """None: as many as keep the number of windows."""
-    mode = text(pad_mode, "pad_mode", _PAD_MODES)
+    mode = b.text(pad_mode, "pad_mode", _PAD_MODES)
     if mode == "same":
         return None
     return paired(b.integers(pad_list, "pad_list"), 3, "pad_list") if mode != "valid" else [0] * 6
@@ -180,7 +177,7 @@ def avg_pool3d(
     """The mean of each window of three axes."""
     kernel = last(b.integers(kernel_size, "kernel_size"), 3, "kernel_size")
     steps = last(b.integers(strides, "strides"), 3, "strides")
-    divisor = number(divisor_override, "divisor_override") if divisor_override is not None else 0
+    divisor = b.number(divisor_override, "divisor_override") if divisor_override is not None else 0
     counted = bool(count_include_pad) or bool(divisor)
     pads = _pads_of_volume(b, pad_mode, pad_list)
     windows = Windows(kernel, steps, pads or (), bool(ceil_mode), counted)
@@ -214,7 +211,7 @@ def avg_pool_ext(
     kernel = last(b.integers(kernel_size, "kernel_size"), count, "kernel_size")
     steps = kernel if stride in (None, ()) else last(b.integers(stride, "stride"), count, "stride")
     around = last(b.integers(padding, "padding"), count, "padding") * 2
-    divisor = 0 if divisor_override is None else number(divisor_override, "divisor_override")
+    divisor = 0 if divisor_override is None else b.number(divisor_override, "divisor_override")
     counted = bool(count_include_pad) or bool(divisor)
     wide, ceil = b.floating(x), bool(ceil_mode)
     if divisor and ceil:
@@ -268,4 +265,4 @@ def max_pool_places(
         values, places = b.squeeze(values, [0]), b.squeeze(places, [0])
     if isinstance(argmax_type, (str, int)) and argmax_type in _PLACE_TYPES:
         return values, b.cast(places, _PLACE_TYPES[argmax_type])
-    return values, b.cast(places, element_type(argmax_type, INT64))
+    return values, b.cast(places, b.element_type(argmax_type, INT64))

@@ -9,7 +9,6 @@ from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
     INT64,
     Builder,
-    result_type,
 )
 
 
@@ -44,7 +43,7 @@ def bernoulli(b: Builder, node: Node, x: Value, chance: Operand = 0.5, *rest: Op
     """1 with a chance, else 0, in the shape of another tensor."""
     found = drawn("RandomUniformLike", b, node, b.shape_of(x))
     hit = b.op("Less", [found, b.cast(b.value(chance), FLOAT32)])
-    return b.cast(hit, result_type(node, x.dtype))
+    return b.cast(hit, b.result_type(node, x.dtype))
 
 
 @primitive("Multinomial")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import FLOAT32, Builder, known_rank, number
+from sharding.importers.mindir.primitives.operands import FLOAT32, Builder, known_rank
 
 
 def _part(b: Builder, x: Value, axis: int, start: int, length: int) -> Value:
@@ -138,7 +138,7 @@ def dynamic_rnn(
     order = (0, 3, 2, 1)  # to i, o, f, g
     turned = _gates(b, b.transpose(b.cast(w, FLOAT32), [1, 0]), 0, order)
     more = np.repeat(
-        np.array([0, 0, number(node.attributes.get("forget_bias", 0.0), "forget_bias"), 0]), hidden
+        np.array([0, 0, b.number(node.attributes.get("forget_bias", 0.0), "forget_bias"), 0]), hidden
     )
     biases = b.op("Add", [_gates(b, b.cast(bias, FLOAT32), 0, order), b.const(more, np.float32)])
     second = b.const(np.zeros(4 * hidden, np.float32))

@@ -8,9 +8,7 @@ from sharding.importers.mindir.primitives.operands import (
     INT32,
     INT64,
     Builder,
-    element_type,
     is_float,
-    result_type,
 )
 
 
@@ -60,7 +58,7 @@ def typed_reduction(
     dtype: Operand = None,
 ) -> Value:
     """ONNX's reduction, computed in the result's element type; Nansum leaves out what is no number."""
-    wanted = element_type(dtype, result_type(node, x.dtype))
+    wanted = b.element_type(dtype, b.result_type(node, x.dtype))
     wide = b.computable(b.cast(x, wanted)) if wanted != BOOL else b.computable(x)
     if node.op_type == "Nansum" and is_float(wide.dtype):
         wide = b.op("Where", [b.op("IsNaN", [wide]), b.scalar(0, wide), wide])

@@ -10,7 +10,6 @@ from sharding.importers.mindir.primitives.operands import (
     known_rank,
     shown,
     tensors,
-    text,
 )
 
 
@@ -94,7 +93,7 @@ def expand_as(b: Builder, x: Value, other: Value) -> Value:
 def meshgrid(b: Builder, *items: Operand, indexing: Operand = "xy") -> Operand:
     """Each vector spread over the axes of all."""
     vectors = tensors(items[0] if len(items) == 1 else items)
-    matrix_order = text(indexing, "indexing", ("ij", "xy")) == "ij"
+    matrix_order = b.text(indexing, "indexing", ("ij", "xy")) == "ij"
     count = len(vectors)
     axes = list(range(count))
     if not matrix_order and count > 1:

@@ -15,7 +15,7 @@ from sharding.importers.mindir.primitives.base import (
     primitive,
     table,
 )
-from sharding.importers.mindir.primitives.operands import FLOAT32, Builder, number, ranked, text
+from sharding.importers.mindir.primitives.operands import FLOAT32, Builder, ranked
 
 
 def _resized(b: Builder, x: Value, size: Operand, attributes: Mapping[str, object]) -> Value:
@@ -128,7 +128,7 @@ def resize_linear(
 ) -> Value:
     """Between the two nearest places of one axis."""
     modes = ("asymmetric", "align_corners", "half_pixel")
-    mode = text(coordinate_transformation_mode, "coordinate_transformation_mode", modes)
+    mode = b.text(coordinate_transformation_mode, "coordinate_transformation_mode", modes)
     return _resized(b, x, size, {"mode": "linear", "coordinate_transformation_mode": mode})
 
 
@@ -140,7 +140,7 @@ def _upsampled(
         return _resized(b, x, size, attributes)
     if not isinstance(scales, tuple):
         raise RefusedError("it has neither a size nor scales")
-    factors = [float(number(item, "scales")) for item in scales]
+    factors = [float(b.number(item, "scales")) for item in scales]
     wide = b.cast(x, FLOAT32)
     whole = b.const([1.0, 1.0, *factors], np.float32)
     return b.op("Resize", [wide, None, whole], attributes)

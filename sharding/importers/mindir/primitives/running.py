@@ -10,10 +10,8 @@ from sharding.importers.mindir.primitives.arithmetic import log_add
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     Builder,
-    element_type,
     is_float,
     known_rank,
-    result_type,
 )
 
 
@@ -32,7 +30,7 @@ def cumsum_ext(b: Builder, node: Node, x: Value, *, dim: Operand = 0, dtype: Ope
     """The running sum along an axis, in the result's element type."""
     if x.rank == 0:
         return x
-    wide = b.computable(b.cast(x, element_type(dtype, result_type(node, x.dtype))))
+    wide = b.computable(b.cast(x, b.element_type(dtype, b.result_type(node, x.dtype))))
     return b.op("CumSum", [wide, b.const(b.integer(dim, "dim"), np.int64)])
 
 

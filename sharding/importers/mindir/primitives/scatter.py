@@ -10,8 +10,6 @@ from sharding.importers.mindir.primitives.operands import (
     Builder,
     is_float,
     known_rank,
-    number,
-    text,
 )
 
 REDUCE = ("none", "add")
@@ -71,7 +69,7 @@ def tensor_scatter_elements(
     reduction: Operand = "none",
 ) -> Value:
     """For each element the place along one axis."""
-    kind = text(reduction if reduce is None else reduce, "reduce", REDUCE)
+    kind = b.text(reduction if reduce is None else reduce, "reduce", REDUCE)
     return _elements(b, x, b.integer(axis, "axis"), indices, updates, kind)
 
 
@@ -94,7 +92,7 @@ def scatter(
     b: Builder, x: Value, dim: Operand, index: Value, src: Value, *, reduce: Operand = "none"
 ) -> Value:
     """Put or added, for each element the place along one axis."""
-    kind = text(reduce, "reduce", REDUCE)
+    kind = b.text(reduce, "reduce", REDUCE)
     return _elements(b, x, b.integer(dim, "dim"), index, _corner(b, src, index), kind)
 
 
@@ -103,8 +101,8 @@ def scatter_value(
     b: Builder, x: Value, dim: Operand, index: Value, src: Operand, *, reduce: Operand = "none"
 ) -> Value:
     """One number put or added, for each element the place along one axis."""
-    updates = b.full_like(index, src if isinstance(src, Value) else number(src, "src"), x.dtype)
-    return _elements(b, x, b.integer(dim, "dim"), index, updates, text(reduce, "reduce", REDUCE))
+    updates = b.full_like(index, src if isinstance(src, Value) else b.number(src, "src"), x.dtype)
+    return _elements(b, x, b.integer(dim, "dim"), index, updates, b.text(reduce, "reduce", REDUCE))
 
 
 def _rows(b: Builder, x: Value, axis: int, index: Value, source: Value, reduction: str) -> Value:
@@ -120,7 +118,7 @@ def index_add_ext(
     b: Builder, x: Value, dim: Operand, index: Value, source: Value, *, alpha: Operand = 1
 ) -> Value:
     """Added at places along one axis."""
-    factor = number(alpha, "alpha")
+    factor = b.number(alpha, "alpha")
     if factor != 1:
         wide = b.computable(source)
         source = b.op("Mul", [wide, b.scalar(factor, wide)])

@@ -11,9 +11,6 @@ from sharding.importers.mindir.primitives.creation import diagonal_of
 from sharding.importers.mindir.primitives.operands import (
     Axes,
     Builder,
-    element_type,
-    number,
-    result_type,
 )
 from sharding.importers.mindir.primitives.ordering import middle
 
@@ -57,7 +54,7 @@ def spread(
     keepdim: Operand = False,
 ) -> Operand:
     """Variance or standard deviation, and the mean."""
-    found, mean = moments(b, x, b.axes_of(dim, x), number(correction, "correction"), bool(keepdim))
+    found, mean = moments(b, x, b.axes_of(dim, x), b.number(correction, "correction"), bool(keepdim))
     found = b.op("Sqrt", [found]) if wanted.root else found
     return (found, mean) if wanted.mean else found
 
@@ -106,8 +103,8 @@ def vector_norm(
     dtype: Operand = None,
 ) -> Value:
     """The p-norm."""
-    wide = b.cast(x, element_type(dtype, result_type(node, x.dtype)))
-    return norm(b, wide, float(number(p, "p")), b.axes_of(dim, x), bool(keepdim))
+    wide = b.cast(x, b.element_type(dtype, b.result_type(node, x.dtype)))
+    return norm(b, wide, float(b.number(p, "p")), b.axes_of(dim, x), bool(keepdim))
 
 
 @primitive("LpNormV2")
@@ -121,8 +118,8 @@ def lp_norm_v2(
     epsilon: Operand = 1e-12,
 ) -> Value:
     """The p-norm, at least epsilon."""
-    found = norm(b, x, float(number(p, "p")), b.axes_of(dim, x), bool(keepdim))
-    return b.op("Max", [found, b.scalar(number(epsilon, "epsilon"), found)])
+    found = norm(b, x, float(b.number(p, "p")), b.axes_of(dim, x), bool(keepdim))
+    return b.op("Max", [found, b.scalar(b.number(epsilon, "epsilon"), found)])
 
 
 @primitive("LpNorm")
@@ -155,7 +152,7 @@ def l2_loss(b: Builder, x: Value) -> Value:
 @primitive("Trace", "TraceExt")
 def trace(b: Builder, node: Node, x: Value) -> Value:
     """The sum of a matrix's diagonal."""
-    wide = b.computable(b.cast(x, result_type(node, x.dtype)))
+    wide = b.computable(b.cast(x, b.result_type(node, x.dtype)))
     return b.op("ReduceSum", [diagonal_of(b, wide, 0, 0, 1)], {"keepdims": 0})
 
 
@@ -174,5 +171,5 @@ def l2_normalize(b: Builder, x: Value, *, axis: Operand = 0, epsilon: Operand = 
     wide = b.floating(x)
     axes = [b.axis(item, x) for item in b.integers(axis, "axis")]
     total = b.reduced("ReduceSum", b.op("Mul", [wide, wide]), axes, True)
-    bound = b.op("Max", [total, b.scalar(number(epsilon, "epsilon"), total)])
+    bound = b.op("Max", [total, b.scalar(b.number(epsilon, "epsilon"), total)])
     return b.op("Div", [wide, b.op("Sqrt", [bound])])

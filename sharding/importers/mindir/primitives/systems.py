@@ -17,7 +17,7 @@ from sharding.importers.mindir.primitives.decompositions import (
     singular,
 )
 from sharding.importers.mindir.primitives.linear_algebra import inverse_of, unit_diagonal
-from sharding.importers.mindir.primitives.operands import INT64, Builder, number, text
+from sharding.importers.mindir.primitives.operands import INT64, Builder
 from sharding.importers.mindir.primitives.steps import (
     across,
     column,
@@ -75,7 +75,7 @@ def solve_triangular(
 ) -> Value:
     """The same, with ones on the diagonal if wanted."""
     half = _triangle(b, wide(b, matrix), lower, unit_diagonal)
-    plain = text(trans, "trans", ("n", "t", "c")) == "n"
+    plain = b.text(trans, "trans", ("n", "t", "c")) == "n"
     return _solved(b, half if plain else turned(b, half), b.cast(right, half.dtype))
 
 
@@ -165,7 +165,7 @@ def _columns_of(b: Builder, right: Value, matrix: Value) -> tuple[Value, bool]:
 @primitive("Lstsq")
 def lstsq(b: Builder, x: Value, a: Value, *, fast: Operand = True, l2_regularizer: Operand = 0.0) -> Value:
     """Least squares of a matrix and right sides."""
-    if number(l2_regularizer, "l2_regularizer") != 0:
+    if b.number(l2_regularizer, "l2_regularizer") != 0:
         raise RefusedError("l2_regularizer must be 0, the only number for which MindSpore says what it gives")
     matrix = wide(b, x)
     right, _ = _columns_of(b, a, matrix)
@@ -179,7 +179,7 @@ _DRIVERS = ("gels", "gelsy", "gelss", "gelsd")
 def lstsq_v2(b: Builder, a: Value, right: Value, *, driver: Operand = None) -> Operand:
     """The solution, and what a driver tells beside it: squared residuals where there are more rows than
     columns, ranks, and singular values. What it does not tell has no elements."""
-    kind = "gelsy" if driver is None else text(driver, "driver", _DRIVERS)
+    kind = "gelsy" if driver is None else b.text(driver, "driver", _DRIVERS)
     matrix = wide(b, a)
     sides, flat = _columns_of(b, right, matrix)
     found = _least_squares(b, matrix, sides, a.dtype)

@@ -17,7 +17,6 @@ from sharding.importers.mindir.primitives.operands import (
     INT64,
     Builder,
     known_rank,
-    number,
 )
 
 NOTHING, NONE, ELLIPSIS, SLICE, TENSOR = 0, 7, 9, 15, 17
@@ -36,7 +35,7 @@ def _kinds(node: Node) -> list[int]:
 
 
 def _setting(node: Node, name: str) -> int:
-    return int(number(node.attributes.get(name, 0), name))
+    return int(Builder.number(node.attributes.get(name, 0), name))
 
 
 def _own_axis(node: Node, rank: int | None, kinds: Sequence[int], new_axes: int) -> int:
