@@ -27,6 +27,8 @@ def prepared(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
     """What starts ``size`` ranks of a program, when all that can be wrong before is known to be right."""
     how = _on_hosts(how, size)
     launcher = base.choose(how.launcher, how.table, how.collectives, how.placement)
+    launcher.cores = how.threads or 1
+    launcher.gpus = int(how.target == "gpu") if how.placement.gpus is None else how.placement.gpus
     rank_environment(how)
     how.logs.check(size)
 

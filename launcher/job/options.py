@@ -154,6 +154,16 @@ class Options:
         "copy to the cache of each host the files of its ranks, where the hosts have no common file system",
         default=False,
     )  # fmt: skip
+    ray_address: str | None = described(
+        Text("HOST:PORT, or auto"), RANKS,
+        "with --launcher ray: the cluster's head, or auto on one of its nodes (default: RAY_ADDRESS, or a "
+        "cluster of this machine for this job)",
+        "HOST:PORT",
+    )  # fmt: skip
+    gpus: int | None = described(
+        Whole(0, 64), RANKS,
+        "with --launcher ray: GPUs of each rank (default: 1 with --target gpu, else 0)", "N",
+    )  # fmt: skip
     target: str = described(
         Choice(TARGETS), TYPES,
         "what the ranks compute on (default: cpu); each takes its device of the rank table, or that "

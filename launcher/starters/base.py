@@ -105,6 +105,9 @@ class Launcher(ABC):
     """As `Starter.identity`, which says it."""
     placement: Placement = Placement()
     """What the job says of where and how its ranks are started."""
+    cores: int = 1
+    gpus: int = 0
+    """What each rank needs, for a launcher that asks for it."""
     input_arrives: bool = True
     """See `on_host`."""
     over_ssh: bool = True

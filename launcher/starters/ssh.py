@@ -15,9 +15,11 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from launcher.errors import LaunchError
 from launcher.job.hosts import is_here
@@ -39,6 +41,8 @@ _ALIVE = ("-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=2")
 _LONGEST_HEAD = 1 << 16
 STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
 _KILL_SECONDS = 2.0
+WIDTH = 32
+"""Hosts to which connections are being made at once: each takes a process, a key exchange and a login."""
 
 
 class SshLauncher(Launcher):
@@ -74,7 +78,7 @@ class SshLauncher(Launcher):
         world_size: int,
         environment: Mapping[str, str],
         table: RankTable | None = None,
-    ) -> SshHandle:
+    ) -> AgentsHandle:
         """See `Launcher.start`."""
         table = table or make_rank_table([("localhost", world_size)])
         inherited = environments.clean()
@@ -84,18 +88,19 @@ class SshLauncher(Launcher):
             ours["PYTHONPATH"] = path
         hosts = []
         for host, devices in table.hosts.items():
-            ranks = [_variables(device, len(devices)) for device in devices]
             asked: Asked = {
                 "folder": str(Path.cwd()),
                 "environment": ours,
-                "ranks": ranks,
+                "ranks": [variables_of(device, len(devices)) for device in devices],
                 "program": [*environments.boot_command(), *program],
             }
-            hosts.append((host, self.reach(host, path), asked))
-        return SshHandle(hosts, self.name)
+            connect = partial(_Process, self.name, host, self.reach(host, path))
+            hosts.append(Host(host, connect, asked))
+        return AgentsHandle(self.name, hosts)
 
 
-def _variables(device: Device, local_size: int) -> dict[str, str]:
+def variables_of(device: Device, local_size: int) -> dict[str, str]:
+    """The variables of one rank."""
     return {
         sources.RANK: str(device.rank),
         sources.LOCAL_RANK: str(device.local_rank),
@@ -104,28 +109,100 @@ def _variables(device: Device, local_size: int) -> dict[str, str]:
     }
 
 
-class SshHandle(Handle):
-    """The connections, and the ranks behind them."""
+class Connection(ABC):
+    """A way to one agent: its input and output, with the parts of `subprocess.Popen` that are needed."""
 
-    def __init__(self, hosts: Sequence[tuple[str, list[str], Asked]], by: str) -> None:
-        """``by``: the name of what makes the connections."""
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> int:
+        """How it ended; raises `subprocess.TimeoutExpired`."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Ends it."""
+
+    @abstractmethod
+    def lost(self, code: int) -> str:
+        """Why ranks are gone, where it ended with this before it said how they did."""
+
+
+class _Process(Connection):
+    """The process that makes it."""
+
+    def __init__(self, by: str, host: str, command: Sequence[str], errors: int) -> None:
+        self._by, self._host = by, host
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self.stdin, self.stdout = self._process.stdin, self._process.stdout
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self._process.wait(timeout)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def lost(self, code: int) -> str:
+        return f"the {self._by} connection to {self._host} {'ended' if code == 255 else cause.how(code)}"
+
+
+class Host(NamedTuple):
+    """An agent to be: ``connect`` opens the way to it, and is given where its own words go. Raises `OSError`
+    or `LaunchError`."""
+
+    name: str
+    connect: Callable[[int], Connection]
+    asked: Asked
+
+
+class AgentsHandle(Handle):
+    """The agents, and the ranks behind them.
+
+    At most `WIDTH` connections are being made at once: the first at once, each other one when an agent has
+    started, or its connection has ended.
+    """
+
+    def __init__(self, name: str, hosts: Sequence[Host]) -> None:
         super().__init__()
+        self._name = name
         self._agents: list[_Agent] = []
         self._left = len(hosts)
         self._lock = threading.Lock()
+        self._free = threading.Semaphore(WIDTH)
         try:
-            for host, command, asked in hosts:
-                agent = _Agent(host, command, asked, self._ended.put, self._done, by=by)
+            for host in hosts:
+                agent = _Agent(name, host, self._ended.put, self._free.release, self._done)
                 self._agents.append(agent)
                 self.pipes += agent.pipes
-                agent.begin(asked)
-        except (OSError, RuntimeError) as error:
+            for agent in self._agents[:WIDTH]:
+                self._free.acquire()
+                agent.begin()
+            if self._agents[WIDTH:]:
+                threading.Thread(target=self._begin_more, name=f"shardrun {name}", daemon=True).start()
+        except BaseException as error:
             self.kill()
-            for pipe in self.pipes:
-                os.close(pipe.descriptor)
+            for agent in self._agents:
+                agent.forget()
+            if not isinstance(error, OSError | RuntimeError):
+                raise
             if shortage(error):
                 raise cause.shortage(error) from None
-            raise LaunchError(f"{by} cannot be started: {error}.") from None
+            raise LaunchError(f"{name} cannot be started: {error}.") from None
+
+    def _begin_more(self) -> None:
+        for agent in self._agents[WIDTH:]:
+            self._free.acquire()
+            try:
+                agent.begin()
+            except (OSError, RuntimeError, LaunchError) as error:
+                agent.fail(str(error))
 
     def _done(self) -> None:
         with self._lock:
@@ -156,82 +233,92 @@ class _Agent:
 
     def __init__(
         self,
-        host: str,
-        command: Sequence[str],
-        asked: Asked,
+        name: str,
+        host: Host,
         ended: Callable[[Ended], None],
+        started: Callable[[], None],
         done: Callable[[], None],
-        *,
-        by: str,
     ) -> None:
-        self._host, self._by = host, by
-        self._report, self._done = ended, done
-        self._ranks = {int(variables[sources.RANK]) for variables in asked["ranks"]}
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert self._process.stdout is not None and self._process.stderr is not None
+        """``started``: it has, or never will; ``done``: nothing more comes of it."""
+        self._host, self._title = host, f"shardrun {name} {host.name}"
+        self._report, self._started, self._done = ended, started, done
+        self._ranks = {int(variables[sources.RANK]) for variables in host.asked["ranks"]}
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self._hung_up = False
         self.pipes: list[Pipe] = []
         self._writers: dict[tuple[int, str], int] = {}
         try:
-            self.pipes.append(Pipe(os.dup(self._process.stderr.fileno()), None, "stderr"))
+            self._add(None, "stderr", (-1, "stderr"))
             for rank in sorted(self._ranks):
-                for name in STREAMS:
-                    reader, self._writers[rank, name] = os.pipe()
-                    self.pipes.append(Pipe(reader, rank, name))
+                for stream in STREAMS:
+                    self._add(rank, stream, (rank, stream))
         except OSError:  # no descriptors are left
-            self._process.kill()
-            self._process.wait()
-            for stream in (self._process.stdin, self._process.stdout):
-                assert stream is not None
-                stream.close()
-            self._close(self._ranks)
-            for pipe in self.pipes:
-                os.close(pipe.descriptor)
+            self.forget()
             raise
-        finally:
-            self._process.stderr.close()
 
-    def begin(self, asked: Asked) -> None:
-        """Asks the agent, and listens to it. Raises `RuntimeError` where no thread can be had."""
-        name = f"shardrun ssh {self._host}"
-        stream = self._process.stdout
-        threading.Thread(target=self._read, args=(stream,), name=name, daemon=True).start()
+    def _add(self, rank: int | None, name: StreamName, key: tuple[int, str]) -> None:
+        reader, self._writers[key] = os.pipe()
+        self.pipes.append(Pipe(reader, rank, name))
+
+    def forget(self) -> None:
+        """Closes the pipes, where nobody is to read them."""
+        if self._connection is None:
+            self._close({-1, *self._ranks})
+        for pipe in self.pipes:
+            os.close(pipe.descriptor)
+
+    def begin(self) -> None:
+        """Connects, asks the agent, and listens to it. Raises `LaunchError`, `OSError`, and `RuntimeError`
+        where no thread can be had."""
+        with self._lock:
+            if self._hung_up:
+                raise LaunchError("it was told to end before")
+            self._connection = self._host.connect(self._writers[-1, "stderr"])
+            self._close({-1})
+        threading.Thread(target=self._read, args=(self._connection,), name=self._title, daemon=True).start()
         # In a thread of its own: a host that does not answer keeps nobody from starting the others.
-        first = json.dumps(asked).encode() + b"\n"
-        threading.Thread(target=self.tell, args=(first,), name=name, daemon=True).start()
+        first = json.dumps(self._host.asked).encode() + b"\n"
+        threading.Thread(target=self.tell, args=(first,), name=self._title, daemon=True).start()
+
+    def fail(self, problem: str) -> None:
+        """It could not be begun, or was told to end before."""
+        self._close({-1, *self._ranks})
+        if not self._hung_up:
+            self._report(Ended(None, 1, problem))
+        self._started()
+        self._done()
 
     def tell(self, words: bytes) -> None:
         """Sends to the agent, if it is there."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            self._process.stdin.write(words)
-            self._process.stdin.flush()
+        if self._connection is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._connection.stdin.write(words)
+                self._connection.stdin.flush()
 
     def hang_up(self) -> None:
-        """Closes the agent's input, at which it kills its ranks."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            self._process.stdin.close()
+        """Closes the agent's input, at which it kills its ranks; it is not begun any more."""
+        with self._lock:
+            self._hung_up = True
+        if self._connection is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._connection.stdin.close()
 
     def kill(self, deadline: float) -> None:
-        """Kills ssh, where hanging up has been of no use until then."""
-        try:
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        """Kills the connection, where hanging up has been of no use until then."""
+        if self._connection is not None:
+            try:
+                self._connection.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self._connection.kill()
 
-    def _read(self, stream: BinaryIO) -> None:
+    def _read(self, connection: Connection) -> None:
         started = False
         problem = ""
-        while head := stream.readline(_LONGEST_HEAD):
+        while head := connection.stdout.readline(_LONGEST_HEAD):
             try:
                 fields = json.loads(head)
-                data = stream.read(fields.get("bytes", 0))
+                data = connection.stdout.read(fields.get("bytes", 0))
                 rank = fields.get("rank")
                 if "stream" in fields:
                     _write(self._writers[rank, fields["stream"]], data)
@@ -239,20 +326,23 @@ class _Agent:
                     self._ranks.discard(rank)
                     self._close({rank})
                     self._report(Ended(rank, fields["code"]))
-                started = started or "started" in fields
+                if "started" in fields and not started:
+                    started = True
+                    self._started()
                 problem = problem or str(fields.get("problem", ""))
             except (ValueError, KeyError, AttributeError, TypeError):
                 continue  # what a login shell prints before
-        code = self._process.wait()
-        stream.close()
+        code = connection.wait()
+        connection.stdout.close()
         lost = sorted(self._ranks)
         self._close(self._ranks)
+        if not started:
+            self._started()
         if lost and not started:
             # The launching program's own failure: nothing of this host's ranks is there.
             self._report(Ended(None, code or 1, problem))
         for rank in lost if started else ():
-            how = "ended" if code == 255 else cause.how(code)
-            self._report(Ended(rank, None, f"the {self._by} connection to {self._host} {how}"))
+            self._report(Ended(rank, None, connection.lost(code)))
         self._done()
 
     def _close(self, ranks: Collection[int]) -> None:

@@ -34,6 +34,8 @@ class Placement:
     mpi_args: tuple[str, ...] = ()
     srun_args: tuple[str, ...] = ()
     stage: bool = False
+    ray_address: str | None = None
+    gpus: int | None = None
 
     def places(self, environ: Mapping[str, str] = os.environ) -> Places | None:
         """The hosts that are given, or else those of this process's allocation. Raises `ConfigError`."""

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from launcher.job.places.placement import Placement
 from launcher.job.rank_table import make_rank_table
 from launcher.starters import agent, base, mpirun, ssh
 from launcher.starters.agent import Asked
-from launcher.starters.ssh import SshLauncher
+from launcher.starters.ssh import AgentsHandle, Connection, Host, SshLauncher
 from tests.launcher.cli_tools import ROOT
 from tests.launcher.processes import wait_until
 from tests.launcher.starters.test_mpirun import use_path, write_program
@@ -56,8 +57,12 @@ def run(script: str, hosts: str = f"localhost:1,{FAR}:2", **environment: str) ->
     )
 
 
-def test_what_each_rank_is_told(said: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("width", [1, ssh.WIDTH])
+def test_what_each_rank_is_told(
+    said: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
     """Nothing secret is on a command line, and this machine's rank needs no ssh."""
+    monkeypatch.setattr(ssh, "WIDTH", width)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SHARDRUN_COLLECTIVES", "A")
     run(f"print(*(os.environ[name] for name in {names}), os.getcwd())", A="x y")
     lines = sorted(capfd.readouterr().out.splitlines())
@@ -156,19 +161,23 @@ def test_no_agent_is_left_where_descriptors_run_out(said: Path, monkeypatch: pyt
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(ssh.subprocess, "Popen", Kept)
+    monkeypatch.setattr(ssh, "is_here", lambda host: True)
     before = set(Path("/proc/self/fd").iterdir())
     with pytest.raises(LaunchError, match="cannot start and watch its ranks"):
-        SshLauncher().start(["exec", "x.py"], 1, {}, make_rank_table([("localhost", 1)]))
+        SshLauncher().start(["exec", "x.py"], 1, {}, make_rank_table([("a", 1), ("b", 1)]))
     monkeypatch.undo()
-    assert [process.returncode for process in started] == [-9]
-    assert set(Path("/proc/self/fd").iterdir()) <= before
+    assert len(started) == 1
+    started[0].wait(SECONDS)  # it ends
+    assert wait_until(lambda: set(Path("/proc/self/fd").iterdir()) <= before, SECONDS)
 
 
 def test_a_connection_that_ends_takes_its_ranks_along(said: Path) -> None:
     """The launcher does not wait for a word that cannot come."""
     handle = SshLauncher().start(["exec", "x.py"], 1, {}, make_rank_table([(FAR, 1)]))
     try:
-        handle._agents[0]._process.kill()
+        connection = handle._agents[0]._connection
+        assert connection is not None
+        connection.kill()
         ended = [handle.wait(), handle.wait()]
     finally:
         handle.close()
@@ -187,6 +196,68 @@ def test_when_it_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         ConfigError, match="The mpi collectives need the launcher mpirun or slurm, but ssh is asked"
     ):
         base.choose("ssh", two, "mpi")
+
+
+class FakeConnection(Connection):
+    """An agent that says what the test wants."""
+
+    def __init__(self, begun: list[FakeConnection], errors: int) -> None:
+        ours, theirs = os.pipe(), os.pipe()
+        self.stdin, self._asked = os.fdopen(ours[1], "wb"), os.fdopen(ours[0], "rb")
+        self.stdout, self.says = os.fdopen(theirs[0], "rb"), os.fdopen(theirs[1], "wb")
+        begun.append(self)
+
+    def say(self, **fields: object) -> None:
+        self.says.write(json.dumps(fields).encode() + b"\n")
+        self.says.flush()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._asked.close()
+        return 0
+
+    def kill(self) -> None: ...
+
+    def lost(self, code: int) -> str:
+        return "it is lost"
+
+
+@pytest.mark.parametrize("ends", ["started", "fails", "closed"])
+def test_few_connections_are_made_at_once(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    """256 hosts are not 256 logins at once; the next host's begins when one has started or failed, and none
+    where the job has been closed."""
+    monkeypatch.setattr(ssh, "WIDTH", 4)
+    begun: list[FakeConnection] = []
+    asked: Asked = {"folder": "/", "environment": {}, "ranks": [], "program": []}
+    count = 64
+    hosts = [
+        Host(f"h{rank}", partial(FakeConnection, begun), {**asked, "ranks": [{"RANK": str(rank)}]})
+        for rank in range(count)
+    ]
+    handle = AgentsHandle("ssh", hosts)
+    assert len(begun) == 4
+    if ends == "closed":
+        handle.kill()
+        for connection in begun:
+            connection.says.close()
+    else:
+        for number in range(count):
+            assert wait_until(lambda at=number: len(begun) == min(4 + at, count), SECONDS), len(begun)  # type: ignore[misc]
+            if ends == "started":
+                begun[number].say(started="h")
+            else:
+                begun[number].says.close()
+    if ends == "started":
+        for rank, connection in enumerate(begun):
+            connection.say(rank=rank, code=0)
+            connection.says.close()
+    found = list(iter(handle.wait, None))
+    ranks = sorted(item.rank for item in found if item is not None and item.rank is not None)
+    assert len(begun) == (4 if ends == "closed" else count)
+    assert ranks == (list(range(count)) if ends == "started" else [])
+    handle.close()
+    for pipe in handle.pipes:
+        assert os.read(pipe.descriptor, 1) == b""
+        os.close(pipe.descriptor)
 
 
 def test_without_ssh(said: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
