@@ -70,6 +70,14 @@ class _Variables(Pairs):
         return found
 
 
+class _Link(Written):
+    """A link, or the file that says it."""
+
+    def read(self, value: object, where: str, folder: Path) -> Setting:
+        named = isinstance(value, str) and "," not in value
+        return super().read(str(folder / str(value)) if named else value, where, folder)
+
+
 @dataclass(frozen=True)
 class Option:
     """What is said of an option besides its default."""
@@ -225,10 +233,10 @@ class Options:
         slices="memory",
     )  # fmt: skip
     link: Link | None = described(
-        Written(parse_link, "a bandwidth and a latency such as 1Gbit/s,0.2ms"), SLICING,
+        _Link(parse_link, "a bandwidth and a latency such as 1Gbit/s,0.2ms"), SLICING,
         "how fast the hosts are joined, such as 1Gbit/s,0.2ms, or a file of `doctor --save-link`: the "
         "strategy auto keeps within hosts what exchanges most",
-        "BANDWIDTH,LATENCY|FILE",
+        "BANDWIDTH,LATENCY|FILE", slices="topology",
     )  # fmt: skip
     profile: Path | None = described(
         File("the path of a profile of ONNX Runtime"), SLICING,

@@ -61,6 +61,15 @@ def test_files_of_links(tmp_path: Path, content: str | None, message: str) -> No
     assert parse_link(str(path)) == Link(125e6, 2e-4)
 
 
+def test_a_job_file_names_a_link_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    save_mlp(tmp_path / "jobs" / "m.onnx")
+    (tmp_path / "jobs" / "link.json").write_text(link_text(Link(125e6, 2e-4)))
+    for said in ("link.json", "1Gbit/s,0.2ms"):
+        (tmp_path / "jobs" / "job.yaml").write_text(f"model: m.onnx\nlink: {said}\nhosts: a.invalid:2\n")
+        assert merge({}, tmp_path / "jobs" / "job.yaml").link == Link(125e6, 2e-4)
+
+
 def test_a_job_knows_its_hosts(tmp_path: Path) -> None:
     save_mlp(tmp_path / "m.onnx")
     flags = {"model": tmp_path / "m.onnx", "link": Link(125e6, 2e-4)}
