@@ -82,6 +82,7 @@ tell() {{
     1 | 2 | 3 | 75 | 130 | 143) return ;;
   esac
   [ "$2" -gt 128 ] && how="was killed by SIG$(kill -l "$(($2 - 128))" 2>/dev/null)"
+  [ "$2" -eq 137 ] && how="$how: someone killed it, or the kernel did when memory ran out"
   echo "shardrun: error: rank $1 on host $(uname -n) $how." >&3
 }}
 # Ends a rank that is stopped for as long as --hang-timeout: nobody else would notice it.

@@ -91,7 +91,7 @@ def _machine() -> str:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             continue
-    slurm = _said("sinfo", "--version")
+    slurm = _said("slurmctld", "-V")
     ssh = _said("ssh", "-V")
     return (
         f"Made on {time.strftime('%Y-%m-%d')} with Linux {platform.release()}, Python "
