@@ -116,7 +116,7 @@ class Listener:
         self._on_shortage, self._on_ended = on_shortage, on_ended
         self._known: dict[int, Peer] = {}
         self._lock = threading.Lock()
-        self._lobby = Lobby()
+        self._lobby = Lobby(world_size)
         self._socket, self.address = listen_tcp(hosts) if hosts else _listen_unix()
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet([self._socket])
         forks.in_child(self, Listener.forget)

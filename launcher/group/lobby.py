@@ -14,30 +14,46 @@ MOST_OF_ONE = 64
 
 
 class Lobby:
-    """A new connection always gets in; where there is no place, the oldest of those who have most goes."""
+    """A new connection always gets in; where there is no place, the oldest of those who have most goes.
 
-    def __init__(self) -> None:
+    ``size``: the number of ranks. All of them may come at once, and from one host, and none must go for it.
+    """
+
+    def __init__(self, size: int = 1) -> None:
+        self._most, self._most_of_one = max(MOST, 2 * size), max(MOST_OF_ONE, size)
         self._waiting: dict[socket.socket, Hashable] = {}  # the oldest first
+        self._counts: Counter[Hashable] = Counter()
         self._lock = threading.Lock()
 
     def enter(self, sock: socket.socket, origin: Hashable) -> None:
         """Takes a connection in, from ``origin``. Whoever must go for it has its connection shut down."""
         with self._lock:
-            counts = Counter(self._waiting.values())
-            if counts[origin] >= MOST_OF_ONE:
+            if self._counts[origin] >= self._most_of_one:
                 crowded = origin
-            elif len(self._waiting) >= MOST:
-                crowded = counts.most_common(1)[0][0]
+            elif len(self._waiting) >= self._most:
+                crowded = self._counts.most_common(1)[0][0]
             else:
-                self._waiting[sock] = origin
-                return
-            oldest = next(other for other, whose in self._waiting.items() if whose == crowded)
-            del self._waiting[oldest]
+                crowded = None
+            if crowded is not None:
+                oldest = next(other for other, whose in self._waiting.items() if whose == crowded)
+                self._drop(oldest)
+                with contextlib.suppress(
+                    OSError
+                ):  # wakes the thread that waits for its hello, which closes it
+                    oldest.shutdown(socket.SHUT_RDWR)
             self._waiting[sock] = origin
-            with contextlib.suppress(OSError):  # wakes the thread that waits for its hello, which closes it
-                oldest.shutdown(socket.SHUT_RDWR)
+            self._counts[origin] += 1
 
     def leave(self, sock: socket.socket) -> bool:
         """Gives a connection's place back; whether it still had one, and so was not shut down."""
         with self._lock:
-            return self._waiting.pop(sock, None) is not None
+            return self._drop(sock)
+
+    def _drop(self, sock: socket.socket) -> bool:
+        if sock not in self._waiting:
+            return False
+        origin = self._waiting.pop(sock)
+        self._counts[origin] -= 1
+        if not self._counts[origin]:
+            del self._counts[origin]
+        return True

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 SETTLE_SECONDS = 0.05  # what was sent before the first sign of trouble has come by then
 GATHER_SECONDS = 0.45  # a rank's own reason may take this long to come
-REPORT_SECONDS = 1.0
 STOP_SECONDS = 3.0
 TERMINATE_SECONDS = 1.0
 KILL_SECONDS = 2.0
@@ -206,7 +205,8 @@ class Job:
                     self.changed.wait_for(self._certain, REPORT_SECONDS)
                 self._hung_up = True
                 self._listener.close()
-                self.changed.wait_for(lambda: self._certain() or not self._silent(), REPORT_SECONDS)
+                reports = self._handle.report_seconds
+                self.changed.wait_for(lambda: self._certain() or not self._silent(), reports)
             if self._closing:
                 return
         self._output.join(SETTLE_SECONDS if self._launcher_ended is None else GATHER_SECONDS)

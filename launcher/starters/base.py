@@ -60,6 +60,8 @@ class Handle(ABC):
 
     pipes: list[Pipe]
     short: str = ""
+    report_seconds: float = 1.0
+    """How long what it says of a rank's end may take to come, after the rank's own connection has ended."""
 
     def __init__(self) -> None:
         self.pipes = []

@@ -31,7 +31,7 @@ from launcher.starters import environment as environments
 from launcher.starters.base import Launcher
 from launcher.starters.ssh import AgentsHandle, Connection, Host, variables_of
 from ranks.common import sources
-from sharding.common.text import counted, one_line
+from sharding.common.text import counted
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -110,6 +110,8 @@ class RayLauncher(Launcher):
 class RayHandle(AgentsHandle):
     """The actors, in the room that Ray gave them."""
 
+    report_seconds = 8.0  # a node that is gone is found out by several signs
+
     def __init__(self, hosts: Sequence[Host], room: Room) -> None:
         self._room = room
         super().__init__("ray", hosts)
@@ -134,6 +136,7 @@ class Cluster:
             )
         self._folder: str | None = None
         self._own = False
+        self._loud: tuple[Any, Any] | None = None
         with _set(_FOR_A_LOCAL_CLUSTER if address == "local" else {}), _handlers_kept():
             self.ray = _import_ray()
             if self.ray.is_initialized():
@@ -153,20 +156,38 @@ class Cluster:
                 what = "No local Ray cluster can be started" if address == "local" else ""
                 raise LaunchError(
                     f"{what or f'The Ray cluster at {address!r} cannot be used'}: "
-                    f"{one_line(str(problem))[:300].rstrip('.')}."
+                    f"{_plain(str(problem))[:300].rstrip('.')}."
                 ) from None
             except BaseException:
                 self.close()
                 raise
+            self._hush()
+
+    def _hush(self) -> None:
+        """Ray writes to this program's standard output what it thinks of a death, which we say ourselves."""
+        module = sys.modules.get("ray._private.worker")
+        if shown := getattr(module, "print_to_stdstream", None):
+            self._loud = (module, shown)
+            module.print_to_stdstream = (  # type: ignore[union-attr]
+                lambda data, **_: log.debug("Ray says: %s", data)
+            )
 
     def close(self) -> None:
         """Leaves it, if the connection is ours. Safe to call twice."""
         if self._own:
             self._own = False
             self.ray.shutdown()
+        if self._loud is not None:
+            module, shown = self._loud
+            module.print_to_stdstream = shown
+            self._loud = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _import_ray() -> Any:
@@ -251,7 +272,7 @@ class Room:
             found = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
         except ray.exceptions.RayError as problem:
             self.close()
-            raise LaunchError(f"Ray gives no room for these ranks: {one_line(str(problem))}") from None
+            raise LaunchError(f"Ray gives no room for these ranks: {_plain(str(problem))[:300]}") from None
         except BaseException:
             self.close()
             raise
@@ -431,9 +452,11 @@ class _Remote(Connection):
 
 def why_gone(said: str) -> str:
     """Why an actor is gone, from the words of Ray's error."""
-    text = one_line(said)
+    text = _plain(said)
     if "its node has died" in text or "node died" in text.lower():
         return "its Ray node has died"
+    if "is unavailable" in text:
+        return "its Ray actor, or the Ray node that this was on, is gone"
     if "ray.kill" in text:
         return "its Ray actor was killed by ray.kill"
     _, found, detail = text.partition("Worker exit detail: ")

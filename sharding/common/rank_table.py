@@ -64,10 +64,10 @@ class RankTable:
     @property
     def hosts(self) -> dict[str, tuple[Device, ...]]:
         """The ranks of every host, hosts in the order of their first rank."""
-        hosts: dict[str, tuple[Device, ...]] = {}
+        hosts: dict[str, list[Device]] = {}
         for device in self.devices:
-            hosts[device.host] = (*hosts.get(device.host, ()), device)
-        return hosts
+            hosts.setdefault(device.host, []).append(device)
+        return {host: tuple(devices) for host, devices in hosts.items()}
 
     def to_json(self) -> str:
         """The table as HCCL reads it: all numbers as strings."""

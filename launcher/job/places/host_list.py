@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeAlias
@@ -90,8 +91,8 @@ def _host(item: str, where: str, text: str) -> Host:
 
 def _checked(hosts: Iterable[Host], before: str) -> tuple[Host, ...]:
     listed = tuple(hosts)
-    names = [host for host, _ in listed]
-    twice = next((name for name in names if names.count(name) > 1), None) if len(names) < 1000 else None
+    counts = Counter(host for host, _ in listed)
+    twice = next((host for host, count in counts.items() if count > 1), None)
     if twice is not None:
         raise ConfigError(f"{before}expected each host once, found {twice} twice: give it as {twice}:N")
     total = sum(count or 1 for _, count in listed)

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,12 +84,13 @@ class Places:
             )
         most = [size if count is None else count for _, count in self.hosts]
         counts = [0] * len(most)
+        free: Sequence[int] = range(len(most))
         while size:
             # Where all are full, every host takes one more.
-            free = [at for at, count in enumerate(counts) if count < most[at]] or range(len(most))
-            for at in free:
-                counts[at] += size > 0
-                size -= size > 0
+            free = [at for at in free if counts[at] < most[at]] or range(len(most))
+            for at in free[:size]:
+                counts[at] += 1
+            size -= min(size, len(free))
         return [(host, count) for (host, _), count in zip(self.hosts, counts, strict=True) if count]
 
     def say_unused(self, size: int) -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -15,6 +20,7 @@ from launcher.job.job_file import read_job_file
 from launcher.job.places import allocation
 from launcher.job.places.host_list import parse_hosts, read_hostfile
 from launcher.job.places.placement import Placement, Places, parse_variables, parse_words
+from launcher.job.rank_table import make_rank_table
 from launcher.job.start_arguments import Start, rank_environment
 from ranks.common.ranges import in_ranges, parse_ranges
 
@@ -302,3 +308,55 @@ def test_ranges() -> None:
     assert parse_ranges("0-3,8,2") == [0, 1, 2, 3, 8]
     assert in_ranges([8, 3, 2, 1, 0, 3]) == "0-3,8" and in_ranges([]) == ""
     assert [parse_ranges(text) for text in ("", "a", "3-1", "1-", "-1", "1,,2")] == [None] * 6
+
+
+def test_work_grows_with_the_number_of_ranks_only() -> None:
+    """By the lines of Python that run: eight times the ranks are eight times the work, however they lie."""
+
+    def lines(work: Callable[[int], object], size: int) -> int:
+        count = 0
+
+        def trace(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal count
+            count += event == "line"
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            work(size)
+        finally:
+            sys.settrace(before)
+        return count
+
+    uneven = {
+        size: Places("--hosts", (("big", size // 2), *((f"h{n}", 1) for n in range(size // 2))))
+        for size in (512, 4096)
+    }
+    for work in (
+        lambda size: uneven[size].spread(size),
+        lambda size: parse_hosts(",".join(f"h{n}:1" for n in range(size))),
+        lambda size: make_rank_table([(f"h{n}", 1) for n in range(size)]),
+        lambda size: make_rank_table([("one", size)]),
+    ):
+        assert lines(work, 4096) < 12 * lines(work, 512)
+
+
+def test_many_ranks_of_one_host() -> None:
+    """What copies lists runs few lines, and is told by its processor time, the best of several."""
+
+    def seconds(size: int) -> float:
+        table = make_rank_table([("one", size)])
+        found = []
+        for _ in range(15):
+            began = time.process_time()
+            assert len(table.hosts["one"]) == size
+            found.append(time.process_time() - began)
+        return min(found)
+
+    assert seconds(4096) < 20 * seconds(512)
+
+
+def test_a_host_is_named_once_in_long_lists_too() -> None:
+    with pytest.raises(ConfigError, match="expected each host once, found h7 twice"):
+        parse_hosts(",".join([f"h{n}" for n in range(2000)] + ["h7"]))

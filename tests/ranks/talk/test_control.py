@@ -450,6 +450,21 @@ def test_one_origin_does_not_take_the_places_of_others() -> None:
                 sock.close()
 
 
+def test_all_ranks_may_come_at_once() -> None:
+    """From one host, before any of them could say who it is: none must go for another one."""
+    size = 2 * MOST
+    lobby = Lobby(size)
+    pairs = [socket.socketpair() for _ in range(size)]
+    try:
+        for mine, _ in pairs:
+            lobby.enter(mine, "host")
+        assert all(lobby.leave(mine) for mine, _ in pairs) and not lobby.leave(pairs[0][0])
+    finally:
+        for pair in pairs:
+            for sock in pair:
+                sock.close()
+
+
 def test_one_origin_has_so_many_places_and_no_more() -> None:
     lobby = Lobby()
     pairs = [socket.socketpair() for _ in range(MOST_OF_ONE + 1)]

@@ -1,0 +1,264 @@
+"""What a job of many ranks costs the launcher, without the machines for it.
+
+    python benchmarks/scale.py [--ranks 64 256 1024] [--lines 200] [--tables 512 4096] [--json FILE]
+
+The ranks are fake: one process holds the control connections of all, and the pipes that each would print to.
+The launcher's side is the real one (`launcher.group.watch.Job`). For each number of ranks it prints the
+seconds until all have said hello and are ready, the launcher's processor time and memory for each of them,
+lines per second where all ranks print at once (to a file), and the seconds until all have ended.
+
+Then, for tables of so many ranks, eight to a host: seconds and bytes of a rank table and of a slice folder's
+manifest, written and read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from launcher.group.watch import Job  # noqa: E402
+from launcher.job.rank_table import RankTable, make_rank_table  # noqa: E402
+from launcher.starters.base import Ended, Handle, Launcher, Pipe  # noqa: E402
+from ranks.common.settings import CONTROL, JOB  # noqa: E402
+from ranks.talk import wire  # noqa: E402
+from ranks.talk.control import open_socket  # noqa: E402
+from ranks.talk.stream import Stream  # noqa: E402
+from sharding.common.rank_table import parse_rank_table  # noqa: E402
+from sharding.slices.manifest import FileEntry, Manifest, RankEntry, WeightEntry, parse_manifest  # noqa: E402
+
+SECONDS = 300
+
+
+def many_ranks(first_pipe: int, size: int, lines: int) -> None:
+    """The fake process: hello and READY of each rank, its lines at a line of input, then BYE."""
+    streams = []
+    for rank in range(size):
+        stream = Stream(open_socket(os.environ[CONTROL.name]))
+        fields = {"job": os.environ[JOB.name], "rank": rank, "world_size": size}
+        stream.send(wire.Message(wire.Kind.HELLO, {**fields, "pid": os.getpid(), "host": "fake"}, {}))
+        streams.append(stream)
+    for stream in streams:
+        stream.send(wire.Message(wire.Kind.READY, {"buffers": {}}, {}))
+    sys.stdin.readline()
+    line = b"x" * 79 + b"\n"
+    for _ in range(lines):
+        for rank in range(size):
+            os.write(first_pipe + rank, line)
+    sys.stdin.readline()
+    for stream in streams:
+        stream.send(wire.Message(wire.Kind.BYE, {}, {}))
+
+
+class FakeHandle(Handle):
+    """The fake process, in which every rank ends when it does."""
+
+    def __init__(self, size: int, lines: int, environment: Mapping[str, str]) -> None:
+        super().__init__()
+        first = 1000 + 2 * size
+        writers = []
+        for rank in range(size):
+            reader, writer = os.pipe()
+            self.pipes.append(Pipe(reader, rank, "stderr"))
+            os.dup2(writer, first + rank, inheritable=True)
+            os.close(writer)
+            writers.append(first + rank)
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--fake", str(first), str(size), str(lines)],
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            close_fds=False,
+        )
+        for writer in writers:
+            os.close(writer)
+        self._size = size
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        code = self.process.wait()
+        for rank in range(self._size):
+            self._ended.put(Ended(rank, code))
+        self._ended.put(None)
+
+    def go_on(self) -> None:
+        """Has the fake ranks take their next step."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+
+    def terminate(self) -> None:
+        """See `Handle.terminate`."""
+        self.process.terminate()
+
+    def kill(self) -> None:
+        """See `Handle.kill`."""
+        self.process.kill()
+
+
+class FakeLauncher(Launcher):
+    """Starts the fake process."""
+
+    name = "fake"
+
+    def __init__(self, lines: int) -> None:
+        self._lines = lines
+
+    def start(
+        self,
+        program: Sequence[str],
+        world_size: int,
+        environment: Mapping[str, str],
+        table: RankTable | None = None,
+    ) -> FakeHandle:
+        """See `Launcher.start`."""
+        self.handle = FakeHandle(world_size, self._lines, environment)
+        return self.handle
+
+
+def memory() -> int:
+    """Bytes that this process holds."""
+    text = Path("/proc/self/status").read_text()
+    return int(text.split("VmRSS:")[1].split()[0]) << 10
+
+
+def of_job(size: int, lines: int) -> dict[str, float]:
+    """What one job costs this process."""
+    before, cpu, began = memory(), time.process_time(), time.perf_counter()
+    launcher = FakeLauncher(lines)
+    job = Job(launcher, ["serve", "fake"], size, environment={})
+    job.wait_for(lambda: len(job.ready) == size, SECONDS, "not ready")
+    ready, used, held = time.perf_counter() - began, time.process_time() - cpu, memory() - before
+    with (
+        Path(os.devnull).open("w") as nothing,
+        contextlib.redirect_stderr(Counting(nothing, size * lines)) as out,
+    ):
+        cpu, began = time.process_time(), time.perf_counter()
+        launcher.handle.go_on()
+        assert out.done.wait(SECONDS)
+        printing, printing_cpu = time.perf_counter() - began, time.process_time() - cpu
+    began, cpu = time.perf_counter(), time.process_time()
+    launcher.handle.go_on()
+    job.wait()
+    ending, ending_cpu = time.perf_counter() - began, time.process_time() - cpu
+    job.close()
+    return {
+        "ranks": size,
+        "ready s": ready,
+        "ready cpu ms/rank": used / size * 1e3,
+        "KB/rank": held / size / 1e3,
+        "lines/s": size * lines / printing,
+        "cpu us/line": printing_cpu / (size * lines) * 1e6,
+        "end s": ending,
+        "end cpu ms/rank": ending_cpu / size * 1e3,
+    }
+
+
+class Counting:
+    """A stream that says when so many lines have been written to it."""
+
+    def __init__(self, stream: Any, expected: int) -> None:
+        self._stream, self._left = stream, expected
+        self.done = threading.Event()
+
+    def write(self, text: str) -> int:
+        self._left -= text.count("\n")
+        if self._left <= 0:
+            self.done.set()
+        return int(self._stream.write(text))
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+def manifest_of(size: int) -> Manifest:
+    """That of a model of 400 weights, with three files of each rank."""
+    entry = FileEntry("model.onnx", 1 << 30, "0" * 64)
+    ranks = tuple(
+        RankEntry(
+            rank,
+            f"rank_{rank}_model.onnx",
+            1 << 20,
+            tuple(FileEntry(f"rank_{rank}_{name}", 1 << 20, "0" * 64) for name in ("model.onnx", "w", "c")),
+        )
+        for rank in range(size)
+    )
+    weights = {
+        f"layer.{n}.weight": WeightEntry("split:1", "float32", (4096, 4096), 1 << 26) for n in range(400)
+    }
+    return Manifest(entry, size, ranks, weights)
+
+
+def of_documents(size: int) -> dict[str, float]:
+    """Seconds and bytes of what is written and read for so many ranks."""
+    hosts = [(f"node{n}", 8) for n in range(size // 8)]
+    table, making = timed(lambda: make_rank_table(hosts))
+    text, writing = timed(table.to_json)
+    _, reading = timed(lambda: parse_rank_table(json.loads(text), strings_only=True))
+    _, by_host = timed(lambda: [len(table.hosts) for _ in range(10)])
+    manifest = manifest_of(size)
+    said, saying = timed(manifest.to_json)
+    _, parsing = timed(lambda: parse_manifest(said))
+    return {
+        "ranks": size,
+        "table make s": making,
+        "write s": writing,
+        "read s": reading,
+        "hosts x10 s": by_host,
+        "table KB": len(text) / 1e3,
+        "manifest write s": saying,
+        "manifest read s": parsing,
+        "manifest KB": len(said) / 1e3,
+    }
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """A result, and its processor seconds."""
+    began = time.process_time()
+    result = work()
+    return result, time.process_time() - began
+
+
+def show(rows: Sequence[Mapping[str, float]]) -> None:
+    """A table, a row each."""
+    print("  ".join(rows[0]))
+    for row in rows:
+        print("  ".join(f"{value:>{len(name)}.4g}" for name, value in row.items()), flush=True)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--fake"]:
+        many_ranks(*map(int, sys.argv[2:5]))
+        return
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, nargs="*", default=[64, 256, 1024])
+    parser.add_argument("--lines", type=int, default=200)
+    parser.add_argument("--tables", type=int, nargs="*", default=[512, 4096])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    jobs = [of_job(size, options.lines) for size in options.ranks]
+    documents = [of_documents(size) for size in options.tables]
+    for rows in filter(None, (jobs, documents)):
+        show(rows)
+        print()
+    if options.json:
+        options.json.write_text(json.dumps({"jobs": jobs, "documents": documents}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
