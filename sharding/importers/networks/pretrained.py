@@ -63,7 +63,9 @@ def quiet() -> Iterator[None]:
     logger.setLevel(logging.CRITICAL)
     bars: Any = None
     with contextlib.suppress(ImportError):
-        from transformers.utils import logging as bars
+        from transformers.utils import logging as progress
+
+        bars = progress
     shown = bars is not None and bars.is_progress_bar_enabled()
     if shown:
         bars.disable_progress_bar()
