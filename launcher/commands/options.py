@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.errors import ConfigError
-from launcher.job.options import OPTIONS, RANKS, Option, grouped
+from launcher.job.option_table import Option
+from launcher.job.options import OPTIONS, RANKS, grouped
 from launcher.job.values import File, Switch, Whole, Words
 from sharding.common.registry import PluginError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from launcher.common.documents import quote
 from launcher.errors import ConfigError
-from launcher.job.options import described, table
+from launcher.job.option_table import described, table
 from launcher.job.values import Choice, Number, Pairs, Several, Switch, Text, Whole
 from ranks.tokens.options import SamplingOptions
 from sharding.common.text import did_you_mean

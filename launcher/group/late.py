@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from launcher.job.hosts import over_ssh
+from launcher.job.places.hosts import over_ssh
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from launcher.group.watch import Job
-from launcher.job.hosts import is_here, remote_hosts, unknown_host
+from launcher.job.places.hosts import is_here, remote_hosts, unknown_host
 from launcher.job.places.placement import Places
 from launcher.job.rank_table import make_rank_table
 from launcher.job.start_arguments import Start, StartArguments, check_count, rank_environment

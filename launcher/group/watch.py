@@ -20,7 +20,7 @@ from launcher.group.control import Listener, Peer, kill_peers
 from launcher.group.late import late, say_who_is_awaited
 from launcher.group.logs import opened
 from launcher.group.output import Output
-from launcher.job.hosts import over_ssh, remote_hosts
+from launcher.job.places.hosts import over_ssh, remote_hosts
 from launcher.starters import cause
 from launcher.starters.base import SOME_RANK, Ended, Handle, Launcher
 from ranks.common import heap
@@ -201,11 +201,11 @@ class Job:
             self.changed.wait_for(lambda: self._closing, SETTLE_SECONDS)
             if not self.changed.wait_for(self._certain, GATHER_SECONDS) and self._silent():
                 # A rank is gone and only mpirun can tell why; Intel's does so when the others have ended too.
+                reports = self._handle.report_seconds
                 if self._remote:
-                    self.changed.wait_for(self._certain, REPORT_SECONDS)
+                    self.changed.wait_for(self._certain, reports)
                 self._hung_up = True
                 self._listener.close()
-                reports = self._handle.report_seconds
                 self.changed.wait_for(lambda: self._certain() or not self._silent(), reports)
             if self._closing:
                 return

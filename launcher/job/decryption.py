@@ -106,7 +106,7 @@ def _decrypt_all(job: Job, folder: Path) -> Path:
 def _check_hosts(job: Job, ranks: int | None) -> None:
     if job.rank_table is None:
         return
-    from launcher.job.hosts import remote_hosts
+    from launcher.job.places.hosts import remote_hosts
     from launcher.job.rank_table import load_rank_table
 
     hosts = remote_hosts(load_rank_table(job.rank_table))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from launcher.common.documents import quote, read_document
 from launcher.errors import ConfigError
-from launcher.job.options import OPTIONS, Option
+from launcher.job.option_table import Option
+from launcher.job.options import OPTIONS
 from launcher.job.values import Setting
 from sharding.common.text import closest
 

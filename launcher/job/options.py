@@ -5,13 +5,14 @@ with their checks, the fields of `launcher.job.job.Job`, and the options of slic
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from launcher.common.logs import Logs, parse_ranks
 from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError
+from launcher.job.option_table import Option, described, table
 from launcher.job.places.host_list import Host, parse_hosts
 from launcher.job.places.link import parse_link
 from launcher.job.places.placement import (
@@ -26,7 +27,6 @@ from launcher.job.values import (
     Choice,
     File,
     Files,
-    Kind,
     LateChoice,
     Pairs,
     Seconds,
@@ -51,8 +51,6 @@ from sharding.slices.mesh import Mesh
 from sharding.slices.topology import Link
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
     from launcher.job.values import Setting
 
 RANKS, TYPES, SLICING = "ranks", "target and types", "slicing"
@@ -76,31 +74,6 @@ class _Link(Written):
     def read(self, value: object, where: str, folder: Path) -> Setting:
         named = isinstance(value, str) and "," not in value
         return super().read(str(folder / str(value)) if named else value, where, folder)
-
-
-@dataclass(frozen=True)
-class Option:
-    """What is said of an option besides its default."""
-
-    kind: Kind
-    group: str = ""
-    help: str = ""
-    metavar: str | None = None
-    flag: str = ""
-    """Default: the name with hyphens."""
-    file: str = ""
-    """It names a file that must be there: what it is."""
-    slices: str = ""
-    """The field of `sharding.demands.options.SliceOptions` that it sets; a switch turns its default round."""
-    name: str = ""
-
-
-def described(kind: Kind, *texts: str, default: Setting = None, **more: Setting) -> Setting:
-    """A field of a class of options; ``texts`` and ``more`` are those of its `Option`."""
-    metadata = {"option": Option(kind, *texts, **more)}
-    if isinstance(default, type):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -386,16 +359,6 @@ EXCLUSIVE = (
     ("plan", "link", "the plan says what is within hosts and what is across"),
 )
 """Options that exclude each other, and why; a flag wins over the other one in a job file."""
-
-
-def table(options: type[DataclassInstance]) -> dict[str, Option]:
-    """The options of a class by their names, which are those of its fields."""
-    found = {}
-    for item in fields(options):
-        option: Option = item.metadata["option"]
-        flag = option.flag or f"--{item.name.replace('_', '-')}"
-        found[item.name] = replace(option, name=item.name, flag=flag)
-    return found
 
 
 OPTIONS = table(Options)

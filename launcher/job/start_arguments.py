@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict
 from launcher.common.logs import Logs
 from launcher.errors import ConfigError, RankTableError
 from launcher.inspection.model_kinds import check_whole
-from launcher.job.hosts import remote_hosts
+from launcher.job.places.hosts import remote_hosts
 from launcher.job.places.placement import Placement, Places
 from launcher.job.ports import check_port, free_port
 from ranks.common import settings

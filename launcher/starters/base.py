@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError, LaunchError
-from launcher.job.hosts import remote_hosts, unknown_host
+from launcher.job.places.hosts import remote_hosts, unknown_host
 from launcher.job.places.placement import Placement
 from sharding.common.registry import Registry
 

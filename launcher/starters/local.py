@@ -18,7 +18,7 @@ from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, cast
 
 from launcher.errors import LaunchError
-from launcher.job.hosts import remote_hosts
+from launcher.job.places.hosts import remote_hosts
 from launcher.starters import cause
 from launcher.starters import environment as environments
 from launcher.starters.base import Ended, Handle, Launcher, Pipe

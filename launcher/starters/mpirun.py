@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from launcher.common.mpi_library import AS_ROOT
 from launcher.errors import LaunchError
-from launcher.job.hosts import remote_hosts
+from launcher.job.places.hosts import remote_hosts
 from launcher.starters import cause, marks
 from launcher.starters import environment as environments
 from launcher.starters.base import SOME_RANK, Ended, Launcher

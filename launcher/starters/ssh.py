@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 from launcher.errors import LaunchError
-from launcher.job.hosts import is_here
+from launcher.job.places.hosts import is_here
 from launcher.job.rank_table import make_rank_table
 from launcher.starters import cause
 from launcher.starters import environment as environments

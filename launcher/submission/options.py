@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.errors import ConfigError
-from launcher.job.options import described, table
+from launcher.job.option_table import described, table
 from launcher.job.values import Choice, File, Setting, Several, Switch, Text, Whole, Written, parse_bytes
 from sharding.common.bounds import MAX_RANKS, MAX_THREADS
 

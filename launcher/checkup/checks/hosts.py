@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from launcher.checkup.base import Asked, Check, Finding
 from launcher.common.programs import ask, last_line
-from launcher.job.hosts import is_here
+from launcher.job.places.hosts import is_here
 from launcher.starters.environment import clean, python_path, python_there
 
 CONNECT_SECONDS = 5

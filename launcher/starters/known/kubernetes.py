@@ -12,7 +12,7 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError, LaunchError
-from launcher.job.hosts import is_here
+from launcher.job.places.hosts import is_here
 from launcher.starters.base import Launcher, Starter
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.errors import ConfigError
 from launcher.inspection.reference import refer
-from launcher.job.hosts import is_here
+from launcher.job.places.hosts import is_here
 from launcher.job.rank_table import RankTable
 from ranks.cache.folder import hash_file
 from sharding.slices.manifest import FILE_NAME, FileEntry, read_manifest, verify_shard

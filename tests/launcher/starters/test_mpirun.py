@@ -14,7 +14,7 @@ import pytest
 from launcher import start
 from launcher.errors import ConfigError, LaunchError, RankFailedError
 from launcher.group import halted, watch
-from launcher.job.hosts import remote_hosts
+from launcher.job.places.hosts import remote_hosts
 from launcher.starters import base, cause, mpirun
 from launcher.starters import environment as environment_module
 from launcher.starters.base import SOME_RANK, Ended
