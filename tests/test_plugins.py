@@ -213,7 +213,8 @@ def test_help_lists_it_with_ours(site: Path, tmp_path: Path) -> None:
     text = " ".join(done.stdout.split()).replace("- ", "-")  # lines are broken at hyphens
     assert done.returncode == 0
     assert (
-        "local: processes of this machine; mpirun: Open MPI, MPICH or Intel MPI; slurm: Slurm's srun, in an "
+        "local: processes of this machine; mpirun: Open MPI, MPICH or Intel MPI; "
+        "ray: actors of a Ray cluster; slurm: Slurm's srun, in an "
         "allocation or with --nodes; ssh: the system's ssh to each host, without MPI; "
         "plug-starter: processes as the tests need them; broken; "
         "external: this process is one rank that something else started (default: auto)"

@@ -255,6 +255,7 @@ OF_LIBRARIES = {
     "ranks.compat": "a script's children inherit where it runs",
     "launcher.commands.exec": "a script's children inherit its options",
     "launcher.starters.staging.receiver": "a process of another host has its job's settings",
+    "launcher.starters.ray_cluster": "Ray reads nothing else; what was there is put back",
     "ranks.identity.binding": "a script's children inherit its cores, and that no other rank has them",
     "sharding.importers.torch_import": "torch reads nothing else; what was there is put back",
 }

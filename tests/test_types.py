@@ -25,9 +25,10 @@ BORDER = {
         sharding.common.arrays""",
     "a buffer is an array or a tensor of torch: its memory and backend know which": """
         ranks.collectives.base ranks.collectives.arrays""",
-    "torch, mpi4py and rich are loaded late, and their objects are handed back to them": """
+    "torch, mpi4py, ray and rich are loaded late, and their objects are handed back to them": """
         ranks.collectives.mpi ranks.collectives.torch.device ranks.collectives.torch.distributed
-        ranks.common.progress ranks.evaluation.columns""",
+        ranks.common.progress ranks.evaluation.columns
+        launcher.starters.ray launcher.starters.ray_cluster""",
     "a user's network, its arguments and what its library gives have no common type": """
         sharding.importers.networks.arguments sharding.importers.networks.cells
         sharding.importers.networks.export sharding.importers.networks.factory

@@ -180,7 +180,7 @@ def test_contradictions(folder: Path) -> None:
         ({"ranks": 2.0}, "$.ranks: expected a whole number from 1 to 4096, found 2.0"),
         (
             {"launcher": "slurmd"},
-            '$.launcher: expected one of auto, external, kubernetes, local, mpirun, slurm, ssh, found "slurmd"',
+            '$.launcher: expected one of auto, external, kubernetes, local, mpirun, ray, slurm, ssh, found "slurmd"',
         ),
         ({"verify": 1}, "$.verify: expected true or false, found 1"),
         ({"model": ["a"]}, '$.model: expected the path of a model or a slice folder, found ["a"]'),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,9 +49,11 @@ ACTOR = "int(open(f'/proc/{os.getppid()}/stat').read().rsplit(')', 1)[1].split()
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[subprocess.Popen[str]]:
+    # Ray's sockets lie there, whose paths must be short.
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     with subprocess.Popen(
         [sys.executable, "-c", CLUSTER], stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True,
-        env={**os.environ, **ON_LOOPBACK}, start_new_session=True,
+        env={**os.environ, **ON_LOOPBACK, "RAY_TMPDIR": folder}, start_new_session=True,
     ) as process:  # fmt: skip
         try:
             assert process.stdout is not None
@@ -60,6 +64,7 @@ def cluster() -> Iterator[subprocess.Popen[str]]:
             assert process.stdin is not None
             process.stdin.close()
             process.wait(SECONDS)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
