@@ -70,10 +70,12 @@ class Cluster:
                 self.ray.init(**how, log_to_driver=False, configure_logging=False)
             except Exception as problem:  # of many kinds, Ray's own and others
                 self.close()
-                what = "No local Ray cluster can be started" if address == "local" else ""
+                said = plain(str(problem))[:300].rstrip(".")
+                if address == "local":
+                    raise LaunchError(f"No local Ray cluster can be started: {said}.") from None
                 raise LaunchError(
-                    f"{what or f'The Ray cluster at {address!r} cannot be used'}: "
-                    f"{plain(str(problem))[:300].rstrip('.')}."
+                    f"The Ray cluster at {address!r} cannot be used: {said}. If it wants a token, set "
+                    "RAY_AUTH_MODE=token here too, and see that this host has the token."
                 ) from None
             except BaseException:
                 self.close()
