@@ -69,6 +69,7 @@ SLOW = (
     "launcher/inspection/test_rank_models.py",
     "launcher/tasks/test_run.py",
     "launcher/group/test_same_answers.py",
+    "launcher/starters/test_ray.py",
     "launcher/starters/test_scripts.py",
     "launcher/starters/test_slurm.py",
     "launcher/starters/test_ssh.py",
