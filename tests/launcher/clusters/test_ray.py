@@ -72,7 +72,7 @@ def test_hosts_that_are_named(cluster: Cluster, ray: dict[str, str]) -> None:
     hosts = ("--hosts", f"{SECOND}:1,{FIRST}:1")
     done = cluster.run("exec", *hosts, *ASK, script(cluster, text), **ray)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"0 0 {SECOND}", f"[rank 1] 1 0 {FIRST}"]
+    assert sorted(done.stdout.splitlines()) == [f"[0@{SECOND}] 0 0 {SECOND}", f"[1@{FIRST}] 1 0 {FIRST}"]
 
 
 def test_the_first_cause(cluster: Cluster, ray: dict[str, str]) -> None:

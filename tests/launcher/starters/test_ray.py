@@ -83,10 +83,11 @@ def test_what_each_rank_is_told(cluster: subprocess.Popen[str], run_script: Runn
     status, out, errors = running.end(SECONDS)
     here = Path.cwd()
     assert status == 0, errors
-    lines = [f"[rank {rank}] {rank} 3 {rank} 3 auto x y {here}" for rank in (1, 2)]
-    assert sorted(out.splitlines()) == [f"0 3 0 3 auto x y {here}", *lines]
+    name = os.uname().nodename
+    lines = [f"[{rank}@{name}] {rank} 3 {rank} 3 auto x y {here}" for rank in range(3)]
+    assert sorted(out.splitlines()) == lines
     assert sorted(line for line in errors.splitlines() if line.endswith(" e")) == [
-        f"[rank {rank}] e" for rank in range(3)
+        f"[{rank}@{name}] e" for rank in range(3)
     ]
 
 
