@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, LaunchError
 from launcher.job.places.hosts import is_here
@@ -83,7 +83,7 @@ def _pods(hosts: list[str]) -> dict[str, str]:
             "and list pods, and to create pods/exec."
         )
     try:
-        items: list[Any] = json.loads(done.stdout)["items"]
+        items: list[dict[str, dict[str, str]]] = json.loads(done.stdout)["items"]
         known: dict[str, str] = {}
         for item in items:
             name, state = item["metadata"]["name"], item["status"]
