@@ -101,6 +101,7 @@ class Job:
         if launcher.identity:
             ours[IDENTITY.name] = ",".join(launcher.identity)
         try:
+            shown, files = opened(logs, self, program, environment, table)
             self._handle: Handle = launcher.start(program, world_size, {**environment, **ours}, table)
         except BaseException:
             self._listener.close()
@@ -108,7 +109,6 @@ class Job:
         self._started = True
         self._settle()
         try:
-            shown, files = opened(logs, self, program, environment, table)
             self._output = Output(self._handle, self._ended, shown, files)
             for target in (self._wait, self._judge):
                 threading.Thread(target=target, name=f"shardrun {target.__name__}", daemon=True).start()
