@@ -31,6 +31,15 @@ class Logs:
     tee: tuple[int, ...] | None = None
     log_json: bool = False
 
+    def of_one(self, name: str, size: int | None = None) -> Logs:
+        """Those of one of several groups of ranks of the job: it has a folder in the folder, and perhaps
+        fewer ranks (``size``)."""
+        return Logs(
+            log_dir=None if self.log_dir is None else self.log_dir / name,
+            tee=self.tee if size is None or self.tee is None else tuple(r for r in self.tee if r < size),
+            log_json=self.log_json,
+        )
+
     def check(self, size: int) -> None:
         """Raises `ConfigError` for a folder that cannot be the log folder of one job, and for ranks that are
         not among ``size``."""
