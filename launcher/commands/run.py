@@ -51,11 +51,9 @@ def run(args: argparse.Namespace) -> int:
     from launcher.tasks.run import Show, external_identity, run_group, run_rank
 
     job = merge(vars(args), args.config)
-    if args.quiet:
-        job = replace(job, tee=())
     identity = external_identity(job)
     show: Show = "json" if args.json else "nothing" if args.quiet else "table"
     if identity is not None:
         return run_rank(job, identity, show)
-    run_group(job, show)
+    run_group(replace(job, tee=()) if args.quiet else job, show)
     return 0

@@ -77,6 +77,9 @@ def _made(args: argparse.Namespace) -> RankTable:
     from launcher.errors import ConfigError
     from launcher.job.rank_table import make_rank_table
 
+    for flag, text in (("--cores", args.cores), ("--interface", args.interface)):
+        if text == "":
+            raise ConfigError(f"{flag}: expected what `shardrun table make --help` says, found an empty text")
     if args.gpus or args.npus:
         from launcher.common.devices_here import of_gpus, of_npus
 
@@ -86,8 +89,8 @@ def _made(args: argparse.Namespace) -> RankTable:
     cores = args.cores.split("/") if args.cores is not None else []
     if cores and (other := next(((host, count) for host, count in hosts if count != len(cores)), None)):
         raise ConfigError(
-            f"--cores {args.cores}: cores of {len(cores)} ranks, but {other[0]} has {other[1]}: give a list "
-            "for each, with / between them"
+            f"--cores {args.cores}: cores of {counted(len(cores), 'rank')}, but {other[0]} has {other[1]}: "
+            "give a list for each, with / between them"
         )
     return make_rank_table(hosts, cores, args.interface or "")
 
@@ -100,8 +103,8 @@ def _placed(table: RankTable, args: argparse.Namespace) -> RankTable:
     cores = args.cores.split("/") if args.cores is not None else []
     if cores and len(cores) != table.world_size:
         raise ConfigError(
-            f"--cores {args.cores}: cores of {len(cores)} ranks, but there are {table.world_size} devices: "
-            "give a list for each, with / between them"
+            f"--cores {args.cores}: cores of {counted(len(cores), 'rank')}, but there are "
+            f"{counted(table.world_size, 'device')}: give a list for each, with / between them"
         )
     return with_places(table, cores, args.interface or "")
 

@@ -43,7 +43,8 @@ def report(error: BaseException, where: str = "") -> int:
         return _say("interrupted", EXIT_INTERRUPTED)
     if isinstance(error, SystemExit) and isinstance(error.code, int | None):  # a model's own Python
         code = (error.code or 0) & 0xFF
-        return _say(f"error: {where.removesuffix(': ')} ended with exit code {code}", code or EXIT_FAILED)
+        who = where.removesuffix(": ") or "this process"
+        return _say(f"error: {who} ended with exit code {code}", code or EXIT_FAILED)
     if isinstance(error, ShardrunError):
         return _say(
             f"error: {where}{error}", exit_code(error), lines=isinstance(error, LaunchError | RankFailedError)

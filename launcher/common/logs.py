@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +15,12 @@ from sharding.common.storage import why_unwritable
 from sharding.common.text import counted, shortened
 
 _SECRET = re.compile(
-    r"KEY|SECRET|TOKEN|PASS|PWD$|CREDENTIAL|AUTH|PRIVATE|COOKIE|SIGNATURE|SESSION|DSN|CONNECTION_STRING",
+    r"KEY|SECRET|(?<!(?:NEW|MAX)[_-])TOKEN|PASS|PWD$|CREDENTIAL|AUTH|PRIVATE|COOKIE|SIGNATURE|SESSION|DSN"
+    r"|CONNECTION_STRING|JWT|BEARER|WEBHOOK|[_-]PAT$",
     re.IGNORECASE,
 )
-_USER_IN_ADDRESS = re.compile(r"(://)[^/@\s]+@")
+_USER_IN_ADDRESS = re.compile(r"(://)[^\s?#]{1,1000}@")
+"""A password may hold whatever it likes, also @ and /."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,15 @@ class Logs:
     log_dir: Path | None = None
     tee: tuple[int, ...] | None = None
     log_json: bool = False
+
+    def of_one(self, name: str, size: int | None = None) -> Logs:
+        """Those of one of several groups of ranks of the job: it has a folder in the folder, and perhaps
+        fewer ranks (``size``)."""
+        return Logs(
+            log_dir=None if self.log_dir is None else self.log_dir / name,
+            tee=self.tee if size is None or self.tee is None else tuple(r for r in self.tee if r < size),
+            log_json=self.log_json,
+        )
 
     def check(self, size: int) -> None:
         """Raises `ConfigError` for a folder that cannot be the log folder of one job, and for ranks that are
@@ -39,18 +50,28 @@ class Logs:
             )
         if self.log_dir is None:
             return
-        where = f"--log-dir {self.log_dir}"
         try:
             self.log_dir.mkdir(parents=True, exist_ok=True)
             if any(self.log_dir.iterdir()):
-                raise ConfigError(
-                    f"{where}: expected a new or empty folder, found one with files in it: name another one "
-                    "for each job"
-                )
+                raise self._taken()
             if not os.access(self.log_dir, os.W_OK | os.X_OK):
-                raise ConfigError(f"{where}: this process may not write there: name another folder")
+                raise ConfigError(
+                    f"--log-dir {self.log_dir}: this process may not write there: name another folder"
+                )
         except OSError as problem:
-            raise ConfigError(f"{where}: cannot write there: {why_unwritable(problem)}") from None
+            raise self.unwritable(problem) from None
+
+    def unwritable(self, problem: OSError) -> ConfigError:
+        """The error to raise where the folder, or a file in it, cannot be made."""
+        if isinstance(problem, FileExistsError) and self.log_dir is not None and self.log_dir.is_dir():
+            return self._taken()  # by a job that was started at the same time
+        return ConfigError(f"--log-dir {self.log_dir}: cannot write there: {why_unwritable(problem)}")
+
+    def _taken(self) -> ConfigError:
+        return ConfigError(
+            f"--log-dir {self.log_dir}: expected a new or empty folder, found one with files in it: name "
+            "another one for each job"
+        )
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
@@ -61,14 +82,6 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def word_without_secret(word: str) -> str:
-    """A word of a command line, such as ``NAME=VALUE`` of ``--env``, in the same way."""
-    names, equals, _ = word.rpartition("=")
-    if equals and _SECRET.search(names):
-        return f"{names}=(left out)"
-    return _USER_IN_ADDRESS.sub(r"\1...@", word)
-
-
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables, in order; of those whose names speak of secrets only the name, and no user in an
     address."""
@@ -77,3 +90,22 @@ def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
         secret = name == JOB.name or _SECRET.search(name)
         shown[name] = "(left out)" if secret else _USER_IN_ADDRESS.sub(r"\1...@", environ[name])
     return shown
+
+
+def words_without_secrets(words: Iterable[str]) -> list[str]:
+    """The words of a command line in the same way: ``NAME=VALUE``, as of ``--env``, and ``--name VALUE``."""
+    shown: list[str] = []
+    named = False
+    for word in words:
+        is_flag = word.startswith("-")
+        shown.append("(left out)" if named and not is_flag else _word(word))
+        named = is_flag and "=" not in word and _SECRET.search(word) is not None
+    return shown
+
+
+def _word(word: str) -> str:
+    # A value may hold further ones, and end in some.
+    for equals in re.finditer("=", word):
+        if _SECRET.search(word[: equals.start()]):
+            return f"{word[: equals.end()]}(left out)"
+    return _USER_IN_ADDRESS.sub(r"\1...@", word)

@@ -61,6 +61,16 @@ class ModelFolder:
     special: Mapping[str, str] = field(default_factory=dict)
     """The texts of special tokens by what they are for, such as ``eos_token``."""
 
+    @property
+    def parts(self) -> dict[str, Path]:
+        """Its graphs by what they are."""
+        found = {"later": self.later, "encoder": self.encoder, "decoder": self.decoder}
+        return {name: path for name, path in found.items() if path is not None}
+
+    def name_of(self, path: Path) -> str:
+        """What one of its graphs is."""
+        return next(name for name, part in self.parts.items() if part == path)
+
 
 def read_folder(path: Path, texts: Path | None = None) -> ModelFolder:
     """What a model folder, or a decoder's file or slice folder and the folder around it, says. ``texts``: the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import weakref
 from collections.abc import Iterator, Sequence
@@ -51,18 +52,28 @@ def load_language_model(
     """
     start.setdefault("ranks", 1)
 
-    @contextlib.contextmanager
-    def started(path: Path) -> Iterator[Program]:
-        with start_group(path, options=options, **start) as group:
-            yield program_of(group)
-
     folder = read_folder(Path(model), None if texts is None else Path(texts))
     guesser = None if draft is None else read_folder(Path(draft))
+    several = guesser is not None or len(folder.parts) > 1
+
+    @contextlib.contextmanager
+    def started(path: Path, *, by_one: bool = False) -> Iterator[Program]:
+        own = start.copy()
+        if by_one:
+            own["ranks"] = 1
+        if several and (logs := own.get("logs")) is not None:
+            if by_one and guesser is not None:
+                own["logs"] = logs.of_one(f"draft-{guesser.name_of(path)}", 1)
+            else:
+                own["logs"] = logs.of_one(folder.name_of(path))
+        with start_group(path, options=options, **own) as group:
+            yield program_of(group)
+
     with contextlib.ExitStack() as stack:
         loaded = stack.enter_context(assemble(folder, started))
         if guesser is not None:
-            start = {**start, "ranks": 1}
-            loaded.draft = stack.enter_context(assemble(guesser, started)).decoder
+            by_one = functools.partial(started, by_one=True)
+            loaded.draft = stack.enter_context(assemble(guesser, by_one)).decoder
         kept = stack.pop_all()
     made = LanguageModel(loaded.decoder, loaded.manner, loaded.tokenizer, loaded.template, loaded.draft, kept)
     # Whoever collects it may hold what the end of its ranks waits for.

@@ -10,11 +10,12 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from launcher.common.logs import without_secrets, word_without_secret
+from launcher.common.logs import without_secrets, words_without_secrets
 
 if TYPE_CHECKING:
     from launcher.common.logs import Logs
@@ -74,63 +75,89 @@ def record(rank: int | None, host: str, name: StreamName, text: str) -> dict[str
     }
 
 
+@dataclass
+class _File:
+    stream: BinaryIO
+    begun: StreamName | None = None
+    """The stream whose line has no end yet."""
+
+
 class LogFiles:
     """The files of a log folder, each opened when its first line comes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._open: dict[int | None, tuple[BinaryIO, int]] = {}
+        self._open: dict[int | None, _File] = {}
 
     def write(self, rank: int | None, name: StreamName, text: str) -> OSError | None:
-        """Writes a line of a rank, or of the program that started them; gives the error that prevented it."""
+        """Writes a line, or a part of one, of a rank or of the program that started them; gives the error
+        that prevented it."""
         data = text.encode("utf-8", "surrogateescape")
-        if not data.endswith(b"\n"):
-            data += b"\n"
         try:
-            stream, size = self._open.get(rank) or (self._path(rank).open("ab"), 0)
-            if size + len(data) > ROTATED_BYTES and size:
-                stream.close()
-                path = self._path(rank)
-                path.replace(path.with_name(f"{path.name}.1"))
-                stream, size = path.open("ab"), 0
-            stream.write(data)
-            stream.flush()
+            file = self._file(rank, len(data))
+            if file.begun not in {None, name}:
+                data = b"\n" + data
+            file.begun = None if data.endswith(b"\n") else name
+            file.stream.write(data)
+            file.stream.flush()
         except OSError as error:
             return error
-        self._open[rank] = stream, size + len(data)
         return None
+
+    def _file(self, rank: int | None, more: int) -> _File:
+        """The file for so many bytes more. Raises `OSError`."""
+        file, path = self._open.get(rank), self._path(rank)
+        if file is not None and (size := file.stream.tell()) > 0 and size + more > ROTATED_BYTES:
+            # Forgotten first: where it cannot be renamed, the next line opens it again.
+            del self._open[rank]
+            file.stream.close()
+            path.replace(path.with_name(f"{path.name}.1"))
+            file = None
+        if file is None:
+            file = self._open[rank] = _File(path.open("ab"))
+        return file
 
     def describe(
         self, job: Job, program: Sequence[str], environment: Mapping[str, str], table: RankTable | None
     ) -> None:
         """Writes ``job.json``, what the job is, and ``plan.json``, the manifest of the slices that it serves.
-        Raises `OSError`."""
-        for rank in range(job.world_size):
-            self._path(rank).touch()
+        Raises `OSError`, also where another job has begun to write there."""
         here = os.uname().nodename
         told = {
             "job": job.name,
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "command": [word_without_secret(word) for word in sys.argv],
+            "command": words_without_secrets(sys.argv),
             "launcher": job.launcher_name,
             "hosts": [device.host for device in table.devices] if table else [here] * job.world_size,
-            "program": list(program),
+            "program": words_without_secrets(program),
             "python": sys.version.split()[0],
             "versions": _versions(),
             "environment": without_secrets({**os.environ, **environment}),
         }
-        (self._folder / "job.json").write_text(json.dumps(told, indent=1) + "\n")
+        # Whoever may not look at a process's environment may not read it here.
+        place = os.open(self._folder / "job.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(place, "w", encoding="utf-8") as stream:  # noqa: PTH123 - a descriptor
+            stream.write(json.dumps(told, indent=1) + "\n")
+        for rank in range(job.world_size):
+            self._path(rank).touch(exist_ok=False)
         if program[0] == "serve" and (manifest := Path(program[1], "manifest.json")).is_file():
             shutil.copyfile(manifest, self._folder / "plan.json")
 
     def _path(self, rank: int | None) -> Path:
         return self._folder / ("launcher.log" if rank is None else f"rank_{rank}.log")
 
-    def close(self) -> None:
-        """Closes the files."""
-        for stream, _ in self._open.values():
-            stream.close()
+    def close(self) -> OSError | None:
+        """Closes the files; gives the error that prevented the end of one."""
+        lost = None
+        for file in self._open.values():
+            try:
+                if file.begun is not None:
+                    file.stream.write(b"\n")
+                file.stream.close()
+            except OSError as error:
+                lost = error
         self._open.clear()
+        return lost
 
 
 def opened(
@@ -140,14 +167,18 @@ def opened(
     environment: Mapping[str, str],
     table: RankTable | None,
 ) -> tuple[Shown, LogFiles | None]:
-    """How lines of a job's ranks are shown, and the files into which they go. Raises `OSError`."""
+    """How lines of a job's ranks are shown, and the files into which they go. Raises `ConfigError` where
+    those cannot be written, and changes none of another job."""
     if logs is None:
         return Shown(job.world_size, job.host), None
     shown = Shown(job.world_size, job.host, logs.tee, as_json=logs.log_json)
     if logs.log_dir is None:
         return shown, None
     files = LogFiles(logs.log_dir)
-    files.describe(job, program, environment, table)
+    try:
+        files.describe(job, program, environment, table)
+    except OSError as problem:
+        raise logs.unwritable(problem) from None
     return shown, files
 
 

@@ -78,7 +78,7 @@ class Output:
                 self._keep(rank, "stderr", line, shown=not is_noise)
         self._flush()
         if self._files is not None:
-            self._files.close()
+            self.lost = self._files.close() or self.lost
 
     def _take(self, pipe: Pipe, text: str) -> None:
         parts = [(pipe.rank, text)] if pipe.rank is not None else self._handle.attribute(text)
@@ -86,7 +86,7 @@ class Output:
             if rank is None:
                 self._tails[None].append(part.rstrip("\r\n"))
                 if self._files is not None:
-                    self._files.write(None, pipe.name, part)
+                    self.lost = self._files.write(None, pipe.name, part) or self.lost
                 if (ended := self._handle.heard(part)) is not None:
                     self._on_end(ended)
             elif pipe.name == "stdout":

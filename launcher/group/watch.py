@@ -39,6 +39,7 @@ GATHER_SECONDS = 0.45  # a rank's own reason may take this long to come
 STOP_SECONDS = 3.0
 TERMINATE_SECONDS = 1.0
 KILL_SECONDS = 2.0
+LAST_WORDS_SECONDS = 7.0  # by then a connection that brings nothing more is known to be lost
 NOTICE_SECONDS = 10.0  # a start that takes longer says what it waits for
 
 
@@ -77,13 +78,9 @@ class Job:
         self._gone: set[int] = set()
         self._launcher_ended: Ended | None = None
         self._some_rank: Ended | None = None
-        self._all_ended = False
-        self._started = False
-        self._settled = False
-        self._closing = False
-        self._hung_up = False
-        self._halted = ""
-        self._noticed = False
+        self._all_ended = self._started = self._settled = False
+        self._closing = self._hung_up = False
+        self._halted, self._noticed = "", False
         self._ending = threading.Lock()
         self._suspicious = threading.Event()
         self._hosts = {d.rank: d.host for d in table.devices} if table is not None else {}
@@ -100,6 +97,7 @@ class Job:
         if launcher.identity:
             ours[IDENTITY.name] = ",".join(launcher.identity)
         try:
+            shown, files = opened(logs, self, program, environment, table)
             self._handle: Handle = launcher.start(program, world_size, {**environment, **ours}, table)
         except BaseException:
             self._listener.close()
@@ -107,7 +105,6 @@ class Job:
         self._started = True
         self._settle()
         try:
-            shown, files = opened(logs, self, program, environment, table)
             self._output = Output(self._handle, self._ended, shown, files)
             for target in (self._wait, self._judge):
                 threading.Thread(target=target, name=f"shardrun {target.__name__}", daemon=True).start()
@@ -171,10 +168,17 @@ class Job:
                     self._suspicious.set()
             elif ended.rank == SOME_RANK:
                 self._some_rank = self._some_rank or ended
-            elif ended.code or ended.rank not in self._done:
+            elif ended.code or not self._said_done(ended.rank):
                 trouble = self._trouble(ended.rank)
                 trouble.ended = trouble.ended or ended
             self.changed.notify_all()
+
+    def _said_done(self, rank: int) -> bool:
+        """Whether a rank said that it was done before it ended. News of its end, which come another way, may
+        overtake that; the end of its connection comes after."""
+        if rank in self._peers:
+            self.changed.wait_for(lambda: rank in self._done | self._gone, LAST_WORDS_SECONDS)
+        return rank in self._done
 
     def _trouble(self, rank: int) -> cause.Trouble:
         """The record of a rank in trouble; has the first cause looked for. Call it with the lock held."""
@@ -300,12 +304,8 @@ class Job:
 
     def _look(self, waited: float, watch: halted.Watch) -> RankFailedError | None:
         """Says, once, for which hosts and stopped ranks it waits; what is to end the wait."""
-        if (
-            waited >= NOTICE_SECONDS
-            and self._remote
-            and not self._noticed
-            and len(self._peers) < self.world_size
-        ):
+        missing = len(self._peers) < self.world_size
+        if missing and self._remote and not self._noticed and waited >= NOTICE_SECONDS:
             self._noticed = True
             said = len(self._peers), self.world_size, self._launcher.name, self._remote
             say_who_is_awaited(*said, ssh=self._launcher.over_ssh)

@@ -89,19 +89,26 @@ def read(job: Job, task: Task) -> ModelFolder:
     task.prompts.check()
     if task.draft is not None:
         read_folder(task.draft)
-    for part in (folder.decoder, folder.later, folder.encoder):
-        if part is not None:
-            replace(job, model=part).check()
+    for part in folder.parts.values():
+        replace(job, model=part).check()
     return folder
 
 
 def generate_group(job: Job, task: Task) -> None:
     """Starts the ranks, generates, and prints."""
     folder = read(job, task)
+    draft = None if task.draft is None else read_folder(task.draft)
+    several = draft is not None or len(folder.parts) > 1
 
     @contextlib.contextmanager
     def started(path: Path, *, by_one: bool = False) -> Iterator[Program]:
         own = _on_one_rank(job, path) if by_one else replace(job, model=path)
+        if several:
+            if by_one and draft is not None:
+                logs = job.logs.of_one(f"draft-{draft.name_of(path)}", 1)
+            else:
+                logs = job.logs.of_one(folder.name_of(path))
+            own = replace(own, log_dir=logs.log_dir, tee=logs.tee)
         with opened(own, world_size(own) or 1) as model, contextlib.ExitStack() as stack:
             size = human_bytes(sum(rank.weight_bytes for rank in model.manifest.ranks))
             with progress(f"loading {size} of weights: ranks ready", counted=True) as update:
@@ -110,16 +117,16 @@ def generate_group(job: Job, task: Task) -> None:
 
     with contextlib.ExitStack() as stack:
         model = stack.enter_context(assemble(folder, started))
-        if task.draft is not None:
+        if draft is not None:
             by_one = functools.partial(started, by_one=True)
-            model.draft = stack.enter_context(assemble(read_folder(task.draft), by_one)).decoder
+            model.draft = stack.enter_context(assemble(draft, by_one)).decoder
         answer_all(model, task)
 
 
 def generate_rank(job: Job, task: Task, identity: Identity) -> None:
     """This process as one rank that something else started: rank 0 reads prompts and prints."""
     folder = read(job, task)
-    parts = [part for part in (folder.later, folder.encoder, folder.decoder) if part is not None]
+    parts = list(folder.parts.values())
     with contextlib.ExitStack() as stack:
         own = [replace(job, model=part) for part in parts]
         made = [stack.enter_context(opened(one, identity.world_size, identity.rank)) for one in own]

@@ -40,6 +40,7 @@ def _stay(child: int, address: str, job: str, rank: int, world_size: int) -> NoR
     for number in _PASSED_ON:
         signal.signal(number, lambda number, frame: _pass_on(child, number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)  # what started it may hold them back
     # What the launching program gave the rank stays open here: MPICH ends the job, this process too, as soon
     # as that closes.
     header = {"job": job, "rank": rank, "world_size": world_size, "host": os.uname().nodename, "keeps": child}

@@ -18,12 +18,16 @@ _INTRO = """\
 # Every way a rank can die
 
 `python scripts/failures.py` starts a job of two ranks that is at work (`shardrun run SLICES --repeat ...`),
-kills in it, and looks from outside. A cell is right where, within {seconds:g} s of the death (of a rank that
-hangs: after the hang time-out, {hang} s here), no process of the job is left on any host, the exit code is
-that of the death, and the first line of standard error names the rank, its host, the cause, and the signal by
-its name. The hosts are network namespaces of one machine, each with its own processes, ssh server and, for
-`slurm`, node; with one host, both ranks are on it. The victim is rank 1, with two hosts on the one that the
-job was not started from. `scripts` are those of `shardrun scripts`, with one `run_all.sh` on each host.
+kills in it, and looks from outside. A cell is right where, within {seconds:g} s of the death (of a rank
+that hangs: after the hang time-out, {hang} s here; of a cable that is restored: after that), no process of
+the job is left on any host, the exit code is 1 (of `run_all.sh` the rank's, after a signal to the launcher
+128 and its number), and the first line of standard error names the rank, its host, the cause, and the
+signal by its name. Where the launcher itself was killed, nobody is left to say anything, and `salloc` ends
+with a code of its own. With `scripts`, the other host knows only which rank or host is gone.
+
+The hosts are network namespaces of one machine, each with its own processes, ssh server and, for `slurm`,
+node; with one host, both ranks are on it. The victim is rank 1, with two hosts on the one that the job was
+not started from. `scripts` are those of `shardrun scripts`, with one `run_all.sh` on each host.
 
 A number is the seconds from the death to the end of the last process; where a rank never starts, from the
 start. "2nd" says that a first try was not right and a second was: the machine did other work meanwhile, and a
@@ -81,7 +85,8 @@ def written(records: Mapping[tuple[str, str, int], Mapping[str, Any]], missing: 
 
 
 def _short(text: str) -> str:
-    return re.sub(r"/tmp/\S+", "...", text).replace("|", "/")[:200]
+    """The beginning of a problem, without this machine's paths."""
+    return re.sub(r"(/[\w.+-]+){2,}", "...", text).replace("|", "/")[:200]
 
 
 def _machine() -> str:

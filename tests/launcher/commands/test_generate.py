@@ -201,8 +201,16 @@ def test_a_draft_and_a_search(place: Path, plain: tiny.Plain) -> None:
         "--speculate",
         3,
         "--json",
+        "--ranks",
+        2,
+        "--tee",
+        1,
+        "--log-dir",
+        "logs",
     )
     assert ids_of(found) == [plain.greedy([5, 6, 7], 9)]
+    jobs = {path.name: json.loads((path / "job.json").read_text()) for path in (place / "logs").iterdir()}
+    assert {name: len(job["hosts"]) for name, job in jobs.items()} == {"decoder": 2, "draft-decoder": 1}
     searched = generate(
         place, "model", "--ids", "5,6,7", "--max-new-tokens", 9, "--beams", 3, "--returned", 3, "--json"
     )

@@ -153,9 +153,12 @@ def test_cores_and_interfaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert rows[0] == ["0", "n1", "0", "0", "-", "0-3", "eth0"]
         assert rows[3] == ["3", "n2", "1", "1", "-", "4,6", "eth0"]
     code, out, err = run(capsys, *words[:5], "0-3")
-    assert (code, out) == (2, "") and "--cores 0-3: cores of 1 ranks, but n1 has 2" in err
+    assert (code, out) == (2, "") and "--cores 0-3: cores of 1 rank, but n1 has 2" in err
     code, _, err = run(capsys, "table", "make", "--local", 1, "--cores", "all")
     assert code == 2 and "$.server_list[0].device[0].cores: expected processors" in err
+    for flag in ("--cores", "--interface"):  # as of a variable of the shell that is not set
+        code, out, err = run(capsys, "table", "make", "--local", 1, flag, "")
+        assert (code, out) == (2, "") and f"{flag}: expected" in err and "found an empty text" in err
     code, _, err = run(capsys, "table", "make", "--local", 1, "--interface", "a b")
     assert code == 2 and "$.server_list[0].interface: expected a network interface" in err
     program(programs, "nvidia-smi", "printf '0\\n1\\n'")
@@ -163,4 +166,4 @@ def test_cores_and_interfaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (server,) = json.loads(out)["server_list"]
     assert code == 0 and [one["cores"] for one in server["device"]] == ["0", "1"]
     code, _, err = run(capsys, "table", "make", "--gpus", "--cores", "0")
-    assert code == 2 and "--cores 0: cores of 1 ranks, but there are 2 devices" in err
+    assert code == 2 and "--cores 0: cores of 1 rank, but there are 2 devices" in err

@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.group.control import Peer
+from launcher.group.starting import run_program
+from launcher.group.watch import Job
+from ranks.talk import wire
 from tests.launcher import slices
 from tests.launcher.processes import LIMIT, Runner, Script
 
@@ -245,6 +249,24 @@ def test_a_rank_that_ends_with_success_before_it_is_done(
     assert code == 1
     found = next(line for line in errors.splitlines() if line.startswith("error: RankFailedError: "))
     assert "ank 1 on host" in found and "before it was done, as os._exit(0) would" in found
+
+
+@pytest.mark.parametrize("starter", ["local", "ssh"])
+def test_news_of_an_end_that_overtake_a_rank_s_own_word(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, starter: str
+) -> None:
+    """They come another way; the rank's word that it is done may be on its way for long."""
+    message = Job._message
+
+    def late(job: Job, peer: Peer, came: wire.Message) -> None:
+        if came.kind is wire.Kind.BYE:
+            time.sleep(0.5)
+        message(job, peer, came)
+
+    monkeypatch.setattr(Job, "_message", late)
+    program = tmp_path / "program.py"
+    program.write_text("")
+    run_program(["exec", str(program)], ranks=2, launcher=starter, timeout=LIMIT)
 
 
 @pytest.mark.parametrize(

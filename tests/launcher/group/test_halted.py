@@ -212,7 +212,7 @@ def test_a_rank_for_which_others_wait_in_vain_is_shown_with_its_stack(tmp_path: 
         "if ranks.rank == 1:\n    reads_a_slow_disk()\nranks.barrier()\n"
     )
     with pytest.raises(RankFailedError) as caught:
-        run_program(["exec", str(script)], 2, launcher="local", timeout=60)
+        run_program(["exec", str(script)], ranks=2, launcher="local", timeout=60)
     sentence, _, where = str(caught.value).partition("\n")
     assert "Rank 1 did not come" in sentence
     assert where.startswith("Stacks of rank 1:\n") and "in reads_a_slow_disk" in where

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.common.logs import Logs, parse_ranks, without_secrets
+from launcher.common.logs import Logs, parse_ranks, without_secrets, words_without_secrets
 from launcher.errors import ConfigError
 from launcher.group.starting import run_program
 from tests.launcher import slices
@@ -33,7 +33,7 @@ def test_what_cannot_be_is_refused_before_a_rank_starts(
     Path("full").mkdir()
     Path("full/file").write_text("kept")
     with pytest.raises(ConfigError, match=message):
-        run_program(["exec", "script.py"], 2, launcher="local", logs=logs)
+        run_program(["exec", "script.py"], ranks=2, launcher="local", logs=logs)
     assert Path("full/file").read_text() == "kept"
 
 
@@ -46,12 +46,41 @@ def test_ranks_of_a_list() -> None:
 def test_secrets_are_left_out() -> None:
     given = {
         "HF_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "k", "DB_PASSWORD": "p", "SHARDRUN_JOB": "0" * 32,
-        "HOME": "/root", "PROXY": "http://me:pw@proxy:80/",
+        "SLURM_JWT": "j", "GITHUB_PAT": "g", "HOME": "/root", "PROXY": "http://me:p/w@x@proxy:80/",
     }  # fmt: skip
     shown = without_secrets(given)
     assert list(shown) == sorted(given)
     assert shown["HOME"] == "/root" and shown["PROXY"] == "http://...@proxy:80/"
     assert {shown[name] for name in given if name not in {"HOME", "PROXY"}} == {"(left out)"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--env", "HF_TOKEN=c2VjcmV0=="], ["--env", "HF_TOKEN=(left out)"]),
+        (["-x A=1 -x HF_TOKEN=s=x"], ["-x A=1 -x HF_TOKEN=(left out)"]),
+        (["--api-key", "s", "-q", "--pass=s"], ["--api-key", "(left out)", "-q", "--pass=(left out)"]),
+        (["postgres://me:s@x@host/db", "a=http://me:s@host"], ["postgres://...@host/db", "a=http://...@host"]),
+        (["--max-new-tokens", "9", "x=x.bin"], ["--max-new-tokens", "9", "x=x.bin"]),
+    ],
+)  # fmt: skip
+def test_secrets_of_command_lines_are_left_out(words: list[str], expected: list[str]) -> None:
+    assert words_without_secrets(words) == expected
+
+
+def test_a_folder_that_another_job_takes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is changed, and no rank is started."""
+    logs = Logs(log_dir=tmp_path / "logs")
+    check = Logs.check
+
+    def checked(self: Logs, size: int) -> None:
+        check(self, size)
+        (tmp_path / "logs" / "job.json").write_text("another's")
+
+    monkeypatch.setattr(Logs, "check", checked)
+    with pytest.raises(ConfigError, match="logs: expected a new or empty folder, found one with files"):
+        run_program(["exec", "script.py"], ranks=2, launcher="local", logs=logs)
+    assert [path.read_text() for path in (tmp_path / "logs").iterdir()] == ["another's"]
 
 
 def test_the_folder_of_a_job(tmp_path: Path) -> None:
@@ -65,16 +94,19 @@ def test_the_folder_of_a_job(tmp_path: Path) -> None:
     )
     done = shardrun(
         "exec", "--ranks", 2, "--launcher", "local", "--log-dir", "logs", "--tee", "0",
-        "--env", "API_KEY=hidden", "script.py", cwd=tmp_path,
+        "--env", "API_KEY=hidden=", "script.py", "--token", "hidden", cwd=tmp_path,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     job = json.loads((tmp_path / "logs" / "job.json").read_text())
     host = os.uname().nodename
     assert done.stdout == f"[0@{host}] shardrun rank 0 of 2, job {job['job']}: exec script.py\n"
     assert (
-        job["hosts"] == [host] * 2 and job["launcher"] == "local" and job["program"] == ["exec", "script.py"]
+        job["hosts"] == [host] * 2
+        and job["launcher"] == "local"
+        and job["program"] == ["exec", "script.py", "--token", "(left out)"]
     )
     assert "hidden" not in (tmp_path / "logs" / "job.json").read_text()
+    assert (tmp_path / "logs" / "job.json").stat().st_mode & 0o777 == 0o600
     written = (tmp_path / "logs" / "rank_1.log").read_bytes()
     assert written.replace(b"\n", b"").endswith(b"\xff" + b"x" * (4 << 20) + b"last")
 

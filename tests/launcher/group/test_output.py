@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from launcher.group import logs
 from launcher.group.logs import LogFiles, Shown
 from launcher.group.output import TAIL_LINES, Output, show
 from launcher.starters.base import Ended, Handle, Pipe, StreamName
+from tests.launcher.processes import wait_until
 
 
 class Pipes(Handle):
@@ -151,6 +154,49 @@ def test_only_some_ranks_are_shown_and_all_are_written(
         "rank_1.log": b"\xff one\nend\n",
         "launcher.log": b"launching\n",
     }
+
+
+def test_pieces_of_a_single_rank_s_line_stay_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    handle = Pipes((0, "stdout"), (0, "stderr"))
+    output = Output(handle, lambda ended: None, Shown(1), LogFiles(tmp_path))
+    for writer, data in ((0, b"50"), (0, b"%\n75"), (1, b"why\n"), (0, b"end")):
+        os.write(handle.writers[writer], data)
+        written = tmp_path / "rank_0.log"
+        assert wait_until(lambda: written.exists() and data.strip() in written.read_bytes(), 20)  # noqa: B023
+    for writer in handle.writers:
+        os.close(writer)
+    output.join(20)
+    assert capsys.readouterr().out == "50%\n75end"
+    assert (tmp_path / "rank_0.log").read_text() == "50%\n75\nwhy\nend\n"
+
+
+def test_a_folder_that_is_removed_stops_no_rank(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is lost is said at the end; what ranks print is read and shown on."""
+    monkeypatch.setattr(logs, "ROTATED_BYTES", 20)
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    files = LogFiles(folder)
+    assert files.write(1, "stdout", "the first line\n") is None
+    shutil.rmtree(folder)
+    out, _, output, _ = printed(capsys, [(1, "stdout")], (0, b"2nd line\n3rd\n4th\n"), files=files)
+    assert out.splitlines() == [f"[1@node] {text}" for text in ("2nd line", "3rd", "4th")]
+    assert isinstance(output.lost, FileNotFoundError)
+
+
+def test_a_full_disk_stops_no_rank(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "rank_1.log").symlink_to("/dev/full")
+    (tmp_path / "rank_0.log").touch()
+    out, err, output, _ = printed(
+        capsys, [(1, "stdout"), (0, "stdout")], (0, b"a\n"), (1, b"b\n"), (0, b"c\n"),
+        files=LogFiles(tmp_path),
+    )  # fmt: skip
+    assert sorted(out.splitlines()) == ["[0@node] b", "[1@node] a", "[1@node] c"] and err == ""
+    assert output.lost is not None and output.lost.errno == errno.ENOSPC
+    assert (tmp_path / "rank_0.log").read_text() == "b\n"
 
 
 def test_a_long_file_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -287,3 +287,10 @@ for command in (["run", "--help"], ["eval", "--help"], ["run", "--colour", "red"
     assert len(re.findall(r"--colour \{red,blue\}\s+what ranks are painted", done.stdout)) == 2
     assert "wrong.yaml: $.colour: expected one of red, blue, found 3" in done.stderr
     assert "argument --colour: invalid choice: 'green' (choose from" in done.stderr
+
+
+def test_the_page_of_the_command_line_names_all_keys() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
+    keys = text.partition("The keys are ")[2].partition(". What")[0]
+    named = re.findall(r"`(\w+)`", keys)
+    assert sorted(named) == sorted({*OPTIONS, "float16", "float32"})

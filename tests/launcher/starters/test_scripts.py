@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -60,6 +62,42 @@ def test_run_all(folder: Path) -> None:
     moved = folder.parent / "moved job"
     (folder / "job").rename(moved)
     assert run([moved / "run_all.sh"], elsewhere).returncode == 0
+
+
+def test_a_python_that_gets_another_descriptor(folder: Path) -> None:
+    """As sudo and containers close them: a rank that is done is known all the same, and nobody's file is
+    written to."""
+    assert shardrun("scripts", "m.onnx", "--ranks", 2, "--output", "job", cwd=folder).returncode == 0
+    wrapper, other = folder / "python", folder / "other"
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@" 5>>{shlex.quote(str(other))}\n')
+    wrapper.chmod(0o755)
+    done = run([folder / "job" / "run_all.sh"], folder, SHARDRUN_PYTHON=str(wrapper))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert other.read_text() == ""
+
+
+def test_nothing_of_run_all_is_left(folder: Path) -> None:
+    """Whoever reads its output to the end need not wait for what watched its ranks."""
+    assert shardrun("scripts", "m.onnx", "--ranks", 2, "--output", "job", cwd=folder).returncode == 0
+    with subprocess.Popen(
+        [folder / "job" / "run_all.sh"], stdout=subprocess.PIPE, env=environment(), start_new_session=True
+    ) as started:
+        assert started.stdout is not None
+        os.waitid(os.P_PID, started.pid, os.WEXITED | os.WNOWAIT)
+        session = [
+            path.parent.name
+            for path in Path("/proc").glob("[0-9]*/stat")
+            if (text := read(path)) and int(text.rpartition(")")[2].split()[3]) == started.pid
+        ]
+        assert session == [str(started.pid)]
+        started.stdout.read()
+    assert started.returncode == 0
+
+
+def read(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text()
+    return ""
 
 
 def test_ranks_started_one_by_one(folder: Path) -> None:

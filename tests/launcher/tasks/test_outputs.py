@@ -81,10 +81,16 @@ def test_json_of_a_difference(folder: Path) -> None:
     assert "differs" in done.stderr
 
 
-def test_quiet(folder: Path) -> None:
-    done = shardrun("run", "slices", "--quiet", "--verify", "--output", "quiet.npz", cwd=folder)
+@pytest.mark.parametrize("under_mpirun", [False, True])
+def test_quiet(folder: Path, under_mpirun: bool) -> None:
+    name = f"quiet{under_mpirun}.npz"
+    before = mpirun(2) if under_mpirun else ()
+    done = shardrun("run", "slices", "--quiet", "--verify", "--output", name, cwd=folder, before=before)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert np.load(folder / "quiet.npz")["y"].shape == (1, 6)
+    assert np.load(folder / name)["y"].shape == (1, 6)
+
+
+def test_quiet_and_json_exclude_each_other(folder: Path) -> None:
     both = shardrun("run", "slices", "--quiet", "--json", cwd=folder)
     assert both.returncode == 2
     assert "not allowed with" in both.stderr

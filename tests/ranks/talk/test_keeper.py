@@ -68,6 +68,23 @@ def test_how_a_rank_ended(told: Told, tmp_path: Path, script: str, code: int) ->
     assert len(told.here) == 1 and told.here[0] != process.pid
 
 
+@pytest.mark.parametrize("blocked", [False, True])
+def test_a_signal_reaches_the_rank(told: Told, tmp_path: Path, blocked: bool) -> None:
+    """Also where what started it holds signals back, which its children inherit."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM} if blocked else set())
+    try:
+        process = told.start(tmp_path, "time.sleep(100)")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert wait_until(lambda: told.here, SECONDS)
+    process.terminate()
+    try:
+        assert process.wait(SECONDS / 4) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_the_rank_ends_with_it(told: Told, tmp_path: Path) -> None:
     process = told.start(tmp_path, "time.sleep(100)")
     assert wait_until(lambda: told.here, SECONDS)

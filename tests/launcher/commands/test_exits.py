@@ -1,0 +1,22 @@
+"""What ended a command, as it is said, and its exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.common.exits import report
+
+
+@pytest.mark.parametrize(
+    ("code", "where", "sentence", "exit_code"),
+    [
+        (7, "rank 1 on host a: ", "rank 1 on host a ended with exit code 7", 7),
+        (None, "rank 1 on host a: ", "rank 1 on host a ended with exit code 0", 1),
+        (256 + 7, "", "this process ended with exit code 7", 7),
+    ],
+)
+def test_a_model_s_own_python_ends_the_process(
+    capsys: pytest.CaptureFixture[str], code: int | None, where: str, sentence: str, exit_code: int
+) -> None:
+    assert report(SystemExit(code), where) == exit_code
+    assert capsys.readouterr().err == f"shardrun: error: {sentence}\n"
