@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import socket
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -308,17 +308,22 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 def _within(seconds: float, call: Callable[[], None]) -> bool:
-    """Whether ``call`` came to its end in time; where it did not, it goes on in a thread of its own."""
-    done = threading.Event()
+    """Whether ``call`` came to its end in time; where it did not, it goes on in a thread of its own.
+
+    Finalizers call this, and so does whichever thread collects garbage, maybe while it starts another one:
+    `threading.Thread` would wait for a lock that this thread holds.
+    """
+    done = _thread.allocate_lock()
+    done.acquire()
 
     def work() -> None:
         try:
             call()
         finally:
-            done.set()
+            done.release()
 
     try:
-        threading.Thread(target=work, name="shardrun-leave", daemon=True).start()
+        _thread.start_new_thread(work, ())
     except RuntimeError:  # the interpreter is ending and starts no more threads
         work()
-    return done.wait(seconds)
+    return done.acquire(timeout=seconds)

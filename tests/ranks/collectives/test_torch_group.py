@@ -92,6 +92,22 @@ def test_the_time_out_begins_when_this_rank_has_come(library: Library) -> None:
     assert time.monotonic() - began[-1] >= 0.2
 
 
+def test_a_forgotten_group_is_left_whoever_collects_it(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Maybe in the middle of the start of a thread, which no other thread can be started in as usual."""
+    world = connected(library, TWO)
+
+    def start(thread: threading.Thread) -> None:
+        raise AssertionError(f"{thread} waits for the lock of all threads")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        del world
+        gc.collect()
+    assert library.said == ["init nccl", "destroy all"]
+
+
 def test_others_are_told_of_a_lost_rank(library: Library) -> None:
     """Only ranks that were connected to a lost one notice; one that waits for these learns it from them."""
     world = connected(library, THREE)
