@@ -20,7 +20,7 @@ from ranks.collectives.meeting import meet
 from ranks.collectives.rendezvous import Rendezvous
 from ranks.collectives.torch.error import translate
 from ranks.collectives.torch.protocols import Abortable, Device, Store
-from ranks.collectives.torch.store import News, default_store, remote_store
+from ranks.collectives.torch.store import News, default_store, of_this_start, remote_store
 from ranks.common import forks
 from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveError
@@ -182,7 +182,7 @@ class Membership:
                 )
             if check is not None and self._rendezvous is None:
                 there = self._store if self._store is not None else default_store()
-                check(dist.PrefixStore("shardrun-check", there))
+                check(of_this_start("shardrun-check", there))
             with self._settings():
                 self.groups.make(self._store, identity, device)
             if self._rendezvous is None and backend != "gloo":

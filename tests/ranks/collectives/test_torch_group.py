@@ -108,6 +108,26 @@ def test_a_forgotten_group_is_left_whoever_collects_it(
     assert library.said == ["init nccl", "destroy all"]
 
 
+def test_what_earlier_ranks_said_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's store outlives a restart, after which ranks may have other GPUs."""
+    import torch.distributed as dist
+
+    kept, heard = dist.HashStore(), []
+
+    def check(words: dist.Store) -> None:
+        heard.append(words.check(["1"]))
+        words.set("1", "a GPU")
+
+    for restarts in ("0", "1"):
+        library = Library()
+        installed(library, monkeypatch)
+        monkeypatch.setattr(torch_group, "remote_store", lambda identity, timeout: kept)
+        monkeypatch.setattr(library, "PrefixStore", dist.PrefixStore)
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+        torch_group.Membership(TWO, 1.0, "nccl", torch.device("cpu"), check).close()
+    assert heard == [False, False]
+
+
 def test_others_are_told_of_a_lost_rank(library: Library) -> None:
     """Only ranks that were connected to a lost one notice; one that waits for these learns it from them."""
     world = connected(library, THREE)
