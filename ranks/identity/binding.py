@@ -67,6 +67,8 @@ def said(places: Sequence[tuple[str, str]]) -> str:
 def _bind_to(cores: str, nodes: Sequence[Sequence[Core]], why: str) -> None:
     wanted = set(parse_ranges(cores) or ())
     there = {cpu for node in nodes for core in node for cpu in core}
+    if not wanted:
+        raise IdentityError(f"{why}, which are none: correct the table, or give --bind none")
     if lacking := wanted - there:
         raise IdentityError(
             f"{why}: this process may use the cores {in_ranges(there)}, and not {in_ranges(lacking)}: "

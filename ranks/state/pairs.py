@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from ranks.collectives.buffers import Shape
 from ranks.common.tensors import TensorSpec
 from ranks.errors import ShardrunError
+from ranks.sessions.nodes import reads
+from sharding.onnx_files.walk import subgraphs
 from sharding.slices import state
 from sharding.slices.domains import MICROSOFT
 from sharding.slices.state import StatePair
@@ -36,8 +38,13 @@ def pairs_of(model: onnx.ModelProto, where: str) -> tuple[StatePair, ...]:
     return state.find(
         [_described(value) for value in graph.input if value.name not in held],
         [_described(value) for value in graph.output],
-        [(node.domain, node.op_type, list(node.input), list(node.output)) for node in graph.node],
+        [(node.domain, node.op_type, _taken(node), list(node.output)) for node in graph.node],
     )
+
+
+def _taken(node: onnx.NodeProto) -> list[str]:
+    """A node's inputs, each in its place, and behind them what its subgraphs take from outside."""
+    return [*node.input, *(reads(node) if any(True for _ in subgraphs(node)) else ())]
 
 
 def least_rooms(model: onnx.ModelProto) -> dict[str, int]:

@@ -24,23 +24,26 @@ their scores."""
 
 
 def count(options: SamplingOptions, part: int) -> int | None:
-    """How many tokens a rank shows of the ``part`` that it has; None where all scores are needed."""
+    """How many tokens a rank shows of the ``part`` that it has, 0 for the likeliest alone; None where all
+    scores are needed."""
     if options.greedy:
-        return 1
+        return 0
     wanted = options.top_k or 0
     return wanted if 0 < wanted <= min(MOST, part // 4) else None
 
 
 def show(scores: Row, begin: int, wanted: int) -> Shown:
     """What a rank shows of the scores (part,) of the tokens from ``begin`` on; ``wanted``: `count`."""
-    if wanted == 1:
+    if not wanted:
         best = int(np.argmax(scores))  # the lowest id of equal ones, and what is no number before all
         return np.array([1, begin + best, scores[best]], np.float64)
     room = wanted + SPARE
     shown = np.zeros(1 + 2 * room)
+    shown[0] = -1
+    if not scores.max() < np.inf:
+        return shown
     ids = np.flatnonzero(scores >= sampling.highest(scores, wanted))
-    if not scores.max() < np.inf or len(ids) > room:
-        shown[0] = -1
+    if len(ids) > room:
         return shown
     shown[0] = len(ids)
     shown[1 : 1 + len(ids)] = begin + ids

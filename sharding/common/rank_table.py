@@ -14,7 +14,7 @@ import copy
 import ipaddress
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict, cast
@@ -27,8 +27,8 @@ from sharding.errors import ShardrunError
 VERSION = "1.0"
 VERSIONS = (VERSION, super_pods.VERSION)
 MAX_ID = 2**31 - 1
-_CORES = r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*"
-_INTERFACE = r"[^\s/,\x00-\x1f]{1,15}"
+_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
+_INTERFACE = re.compile(r"[^\s/,\x00-\x1f]{1,15}", re.ASCII)
 """Linux's own bounds of such a name."""
 
 
@@ -175,12 +175,14 @@ class Checker:
         if key in holder and not isinstance(holder[key], str):
             self.fail(f"{path}.{key}", "text", quote(holder[key]))
 
-    def matching(self, holder: dict[str, object], key: str, path: str, form: str, expected: str) -> str:
-        """A text that is there or not, of a form; "" without it."""
+    def matching(
+        self, holder: dict[str, object], key: str, path: str, fits: Callable[[str], object], expected: str
+    ) -> str:
+        """A text that is there or not, and then ``fits``; "" without it."""
         value = holder.get(key, "")
         if isinstance(value, int) and not isinstance(value, bool) and not self.strings_only:
             value = str(value)  # YAML reads one processor as a number
-        if not isinstance(value, str) or not (key not in holder or re.fullmatch(form, value, re.ASCII)):
+        if not isinstance(value, str) or not (key not in holder or fits(value)):
             self.fail(f"{path}.{key}", expected, quote(value))
             return ""
         return value
@@ -260,7 +262,7 @@ def _check_servers(check: Checker, servers: list[dict[str, object]]) -> tuple[De
         for key in ("server_ip", "host_ip", "host_nic_ip"):
             check.text(server, key, path)
         interface = check.matching(
-            server, "interface", path, _INTERFACE, 'a network interface, such as "eth0"'
+            server, "interface", path, _INTERFACE.fullmatch, 'a network interface, such as "eth0"'
         )
         said = "server_ip" if "server_ip" in server else "host_ip"  # that of version 1.2
         address = server.get(said)
@@ -281,7 +283,7 @@ def _check_servers(check: Checker, servers: list[dict[str, object]]) -> tuple[De
                 isinstance(device_ip, str) and (_is_ip(device_ip) or not device_ip)
             ):
                 check.fail(f"{place}.device_ip", "an IP address", quote(device_ip))
-            cores = check.matching(device, "cores", place, _CORES, 'processors, such as "0-3"')
+            cores = check.matching(device, "cores", place, _are_cores, 'processors, such as "0-3"')
             known_ip = device_ip if isinstance(device_ip, str) and device_ip else None
             for key, value, seen, expected in (
                 ("device_id", device_id, device_paths, "a device used once on its server"),
@@ -308,6 +310,11 @@ def _check_servers(check: Checker, servers: list[dict[str, object]]) -> tuple[De
         devices.append(Device(rank, device_id, name, host, place_there, device_ip, cores, interface))
         local[host] += 1
     return tuple(devices)
+
+
+def _are_cores(text: str) -> bool:
+    ranges = [_RANGE.fullmatch(part) for part in text.split(",")]
+    return all(found is not None and int(found[1]) <= int(found[2] or found[1]) for found in ranges)
 
 
 def _as_number(value: object, strings_only: bool, largest: int = MAX_ID) -> int | None:

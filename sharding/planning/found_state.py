@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sharding.errors import OptionError
 from sharding.graph.symbols import shown_shape
+from sharding.graph.values import captured
 from sharding.onnx_files.tensors import dtype_name
 from sharding.slices.state import StatePair, Tensor, find
 from sharding.slices.state_names import of_layers, partners
@@ -32,7 +33,7 @@ def found_state(source: Source, given: Mapping[str, str]) -> tuple[StatePair, ..
         (
             node.domain,
             node.op_type,
-            ["" if value is None else value.name or "" for value in node.inputs],
+            ["" if value is None else value.name or "" for value in (*node.inputs, *captured(node))],
             [value.name or "" for value in node.outputs],
         )
         for node in graph

@@ -154,7 +154,29 @@ class Uses:
         fixed = slot.fixed_by is not None and slot.fixed_by < len(taken) and bool(taken[slot.fixed_by])
         grows = slot.axis is not None and not (fixed and node[0])
         axis = slot.axis if direct and grows else None
-        return Carried(name, grows, axis, slot.buffer and direct, by_operator=True)
+        buffer = slot.buffer and direct and (not grows or self._unseen(node))
+        return Carried(name, grows, axis, buffer, by_operator=True)
+
+    def _unseen(self, node: Node) -> bool:
+        """Whether nothing but the operator reads its states: how long a buffer is, and what lies behind the
+        end of what it holds, shows nowhere. All of them: operators want them equally long."""
+        domain, op_type, taken, given = node
+        for slot in SLOTS[domain, op_type]:
+            past, present = (
+                names[place] if place < len(names) else ""
+                for names, place in ((taken, slot.past), (given, slot.present))
+            )
+            while len(self.read.get(past, ())) == 1 and self.made.get(past, _NOTHING)[0][1] == "Identity":
+                past = self.made[past][0][2][0]
+            while (
+                present
+                and present not in self.outputs
+                and [n[1] for n in self.read.get(present, ())] == ["Identity"]
+            ):
+                present = self.read[present][0][3][0]
+            if (past and len(self.read[past]) > 1) or (present and self.read.get(present)):
+                return False
+        return True
 
     def recurrent(self) -> Iterator[tuple[str, str]]:
         """Inputs and outputs that are initial and final states of the same recurrent nodes."""

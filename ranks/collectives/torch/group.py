@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import socket
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from ranks.collectives.meeting import meet
 from ranks.collectives.rendezvous import Rendezvous
 from ranks.collectives.torch.error import translate
 from ranks.collectives.torch.protocols import Abortable, Device, Store
-from ranks.collectives.torch.store import News, default_store, remote_store
+from ranks.collectives.torch.store import News, default_store, of_this_start, remote_store
 from ranks.common import forks
 from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveError
@@ -182,7 +182,7 @@ class Membership:
                 )
             if check is not None and self._rendezvous is None:
                 there = self._store if self._store is not None else default_store()
-                check(dist.PrefixStore("shardrun-check", there))
+                check(of_this_start("shardrun-check", there))
             with self._settings():
                 self.groups.make(self._store, identity, device)
             if self._rendezvous is None and backend != "gloo":
@@ -308,17 +308,22 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 def _within(seconds: float, call: Callable[[], None]) -> bool:
-    """Whether ``call`` came to its end in time; where it did not, it goes on in a thread of its own."""
-    done = threading.Event()
+    """Whether ``call`` came to its end in time; where it did not, it goes on in a thread of its own.
+
+    Finalizers call this, and so does whichever thread collects garbage, maybe while it starts another one:
+    `threading.Thread` would wait for a lock that this thread holds.
+    """
+    done = _thread.allocate_lock()
+    done.acquire()
 
     def work() -> None:
         try:
             call()
         finally:
-            done.set()
+            done.release()
 
     try:
-        threading.Thread(target=work, name="shardrun-leave", daemon=True).start()
+        _thread.start_new_thread(work, ())
     except RuntimeError:  # the interpreter is ending and starts no more threads
         work()
-    return done.wait(seconds)
+    return done.acquire(timeout=seconds)

@@ -42,12 +42,11 @@ def remote_store(identity: Identity, timeout: float) -> Store:
     deadline = time.monotonic() + timeout
     if not serves:
         _until_listening(address, int(port), identity.rank, timeout, deadline)
-    meeting = f"shardrun-meeting-{_restarts()}"
     size, patience = identity.world_size, timedelta(seconds=timeout)
     try:
         # torch's own waiting takes twice the time-out, and prints its C++ frames.
         store: Store = dist.TCPStore(address, int(port), size, serves, patience, wait_for_workers=False)
-        said_by_all(dist.PrefixStore(meeting, store), identity, "here", timeout, deadline)
+        said_by_all(of_this_start("shardrun-meeting", store), identity, "here", timeout, deadline)
         return store
     except (RuntimeError, OSError) as error:
         first = str(error).strip().splitlines()[0][:200]
@@ -60,6 +59,13 @@ def remote_store(identity: Identity, timeout: float) -> Store:
             f"MASTER_PORT) within "
             f"{timeout:g} s: {first}"
         ) from error
+
+
+def of_this_start(name: str, store: Store) -> Store:
+    """A part of a store, without what ranks have said there that ran before these."""
+    dist: ModuleType = torch_import.load("torch.distributed")
+    part: Store = dist.PrefixStore(f"{name}-{_restarts()}", store)
+    return part
 
 
 def _agent_serves() -> bool:

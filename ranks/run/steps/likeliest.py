@@ -59,7 +59,7 @@ class Likeliest:
         if self._exchange is None:
             self._all = np.zeros((group.size, 3))
             self._exchange = group.gathering(self._mine, self._all, 0)
-        row = part.reshape(-1, width)[-1]
+        row = np.asarray(part.reshape(-1, width)[-1], np.float32)  # as whoever reads the whole output
         place = int(row.argmax())
         self._mine[0] = row[place], group.rank * width + place, self.word
         self._exchange()
@@ -113,7 +113,9 @@ def gathered_last(parts: Parts, results: set[str], read: set[str]) -> dict[str, 
     if parts.mail is not None:
         return found
     for level, collectives in enumerate(cut.collectives if parts.group is not None else ()):
+        # What comes later may write where the input of a collective was that should be over.
         ended = not any(segment.outputs for segment in cut.segments[level + 1 :])
+        ended = ended and not any(cut.collectives[level + 1 :])
         for c in collectives:
             last = c.op == "AllGather" and ended and c.output in results and c.output not in read
             if last and c.output and c.input and parts.place(c.input) is parts.host:

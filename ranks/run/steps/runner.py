@@ -125,7 +125,8 @@ class Steps:
                 self._left[key] = self._left.get(key, 0) + 1
         if level < len(self._parts.sessions):
             self._run_free(values, level, state, noted)
-        found = self._finish(values, plan, asked, noted)
+        whole = level == len(self._parts.sessions)  # else what comes last has left the plan's buffers, too
+        found = self._finish(values, plan if whole else None, asked, noted)
         if plan is None and self._plannable:
             self._learn(key, state.length, noted)
         for output, pair in self._taken.items():

@@ -92,6 +92,42 @@ def test_the_time_out_begins_when_this_rank_has_come(library: Library) -> None:
     assert time.monotonic() - began[-1] >= 0.2
 
 
+def test_a_forgotten_group_is_left_whoever_collects_it(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Maybe in the middle of the start of a thread, which no other thread can be started in as usual."""
+    world = connected(library, TWO)
+
+    def start(thread: threading.Thread) -> None:
+        raise AssertionError(f"{thread} waits for the lock of all threads")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        del world
+        gc.collect()
+    assert library.said == ["init nccl", "destroy all"]
+
+
+def test_what_earlier_ranks_said_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's store outlives a restart, after which ranks may have other GPUs."""
+    import torch.distributed as dist
+
+    kept, heard = dist.HashStore(), []
+
+    def check(words: dist.Store) -> None:
+        heard.append(words.check(["1"]))
+        words.set("1", "a GPU")
+
+    for restarts in ("0", "1"):
+        library = Library()
+        installed(library, monkeypatch)
+        monkeypatch.setattr(torch_group, "remote_store", lambda identity, timeout: kept)
+        monkeypatch.setattr(library, "PrefixStore", dist.PrefixStore)
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+        torch_group.Membership(TWO, 1.0, "nccl", torch.device("cpu"), check).close()
+    assert heard == [False, False]
+
+
 def test_others_are_told_of_a_lost_rank(library: Library) -> None:
     """Only ranks that were connected to a lost one notice; one that waits for these learns it from them."""
     world = connected(library, THREE)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 
@@ -17,6 +18,7 @@ from ranks.run.rank_model import RankModel
 from ranks.run.steps.likeliest import Likeliest
 from sharding.demands.options import SliceOptions
 from tests.launcher.generation import tiny
+from tests.ranks import odd_states
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 
 WORDS, COUNT = tiny.VOCABULARY, 6
@@ -133,3 +135,52 @@ def test_who_does_not_ask_gets_all(slices: Path, plain: tiny.Plain) -> None:
     want = plain.logits([*PROMPT, 3, 4, 5])[::3]
     for found in _both(slices, work):
         _assert_close(np.concatenate(found), want)
+
+
+def test_steps_of_other_shapes_than_planned_gather_their_own(tmp_path: Path) -> None:
+    """The result has the shape of the step before, but not what it is made of: it is not that step's."""
+    text = """g (float[b,f,12] x, float[b,n,12] tail) => (float[b,12] y, float[b,m,12] tail_out) {
+        j = Concat<axis=1>(tail, x) sh = Shape<start=1,end=2>(j) q = Div(sh, fours) u = Mul(q, fours)
+        head = Slice(j, zeros, u, ones) tail_out = Slice(j, u, sh, ones)
+        r = ReduceSum<keepdims=0>(head, ones) y = MatMul(r, w1) }"""
+    path, steering = tmp_path / "model.onnx", tmp_path / "steer.yaml"
+    odd_states.save(path, {"sum": text})
+    steering.write_text("sum.w1: column\n")
+    options = SliceOptions(steering=steering, state={"sum.tail": "sum.tail_out"})
+    sharding.slice_model(path, 2, tmp_path / "slices", options=options)
+    random = np.random.default_rng(0)
+    tail = np.zeros((1, 0, 12), np.float32)
+    feeds: list[dict[str, Array]] = [
+        {"sum.x": random.standard_normal((1, 7, 12)).astype(np.float32)} for _ in range(9)
+    ]
+    feeds[0]["sum.tail"] = tail
+    plain = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    want = []
+    for fed in feeds:
+        y, tail = plain.run(None, {"sum.tail": tail, **fed})
+        want.append(y)
+
+    def work(model: RankModel, communicator: FakeCommunicator) -> list[Array]:
+        found = [model.step(1, fed)["sum.y"] for fed in feeds]
+        assert [call for call, _ in communicator.calls] == ["all_gather"] * len(feeds)
+        return found
+
+    for found in _both(tmp_path / "slices", work):
+        _assert_close(np.concatenate(found), np.concatenate(want))
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("value", [1.0 + 2.0**-40, 1e300])
+def test_long_numbers_are_told_apart_as_far_as_in_the_whole_output(value: float) -> None:
+    """Whoever chooses by whole logits reads them as float32."""
+    row = np.ones(8)
+    row[6] = value
+
+    def work(rank: FakeCommunicator) -> tuple[bool, Any]:
+        asked = Likeliest("logits", 8)
+        return asked.find(row[None, 4 * rank.rank : 4 * rank.rank + 4], rank), asked.found
+
+    with np.errstate(over="ignore"):
+        whole = row.astype(np.float32)
+    want = (True, (int(whole.argmax()), 0.0)) if np.isfinite(whole).all() else (False, None)
+    assert on_ranks(2, work) == [want] * 2

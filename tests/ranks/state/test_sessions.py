@@ -288,6 +288,40 @@ def test_a_change_that_fails_is_told_by_the_next_step(
     broken.close()
 
 
+@pytest.mark.parametrize("seen", ["past_key_values.0.key", "present.0.key"])
+@pytest.mark.parametrize("by_branch", [False, True])
+def test_a_cache_that_the_model_measures_has_the_length_of_what_was_read(
+    seen: str, by_branch: bool, tmp_path: Path
+) -> None:
+    import onnx
+    from onnx import helper
+
+    path = tmp_path / "model.onnx"
+    state_models.buffered(path)
+    model = onnx.load(path)
+    graph = model.graph
+    graph.node[-1].output[0] = "scores"
+    measured = [
+        helper.make_node("Shape", [seen], ["length"], start=2, end=3),
+        helper.make_node("Cast", ["length"], ["long"], to=1),
+    ]
+    if by_branch:
+        branch = helper.make_graph(
+            measured, "b", [], [helper.make_tensor_value_info("long", onnx.TensorProto.FLOAT, [1])]
+        )
+        measured = [
+            helper.make_node("ReduceSum", ["attention_mask"], ["count"], keepdims=0),
+            helper.make_node("Cast", ["count"], ["any"], to=9),
+            helper.make_node("If", ["any"], ["measured"], then_branch=branch, else_branch=branch),
+        ]
+    graph.node.extend([*measured, helper.make_node("Add", ["scores", measured[-1].output[0]], ["logits"])])
+    onnx.save(model, path)
+    plain = Plain(path, 1)
+    with executor.load(path, threads=1).session() as session:
+        for array in state_models.steps("buffered", COUNTS[:6]):
+            assert close(session.predict({"input_ids": array}), plain.step(array))
+
+
 def test_a_mask_that_keeps_its_width_and_then_changes_it(tmp_path: Path) -> None:
     """What was learned of shapes does not hold for a step that is given others."""
     import onnx

@@ -71,6 +71,17 @@ def test_more_equal_tokens_than_have_room() -> None:
     assert not best.enough(shown(chooser, row, 2))
 
 
+def test_of_equal_best_tokens_the_seed_picks_one() -> None:
+    row = np.zeros(VOCABULARY, np.float32)
+    row[[350, 360, 650, 1100]] = 2
+    picked = set()
+    for seed in range(20):
+        chooser = Chooser(SamplingOptions(temperature=1.0, top_k=1, seed=seed), VOCABULARY, PROMPT, [])
+        picked.add(chooser.choose(row))
+        assert chooser.choose_among(shown(chooser, row, 3)) == chooser.choose(row)
+    assert picked == {350, 360, 650, 1100}
+
+
 @pytest.mark.parametrize(
     "given", [{"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 1.0, "top_k": 400}]
 )
@@ -90,3 +101,14 @@ def test_logits_that_are_not_finite(given: dict[str, Any], value: float) -> None
     found = shown(chooser, row, 2)
     with pytest.raises(ShardrunError, match="not finite"):
         chooser.choose_among(found) if best.enough(found) else chooser.choose(row)
+
+
+@pytest.mark.parametrize("apart", [1, 64])
+def test_logits_without_numbers_in_every_block(apart: int) -> None:
+    """As where float16 has overflowed; in a vocabulary that is so large that it is looked at in blocks."""
+    row = np.zeros(10_000, np.float32)
+    row[::apart] = np.nan
+    chooser = Chooser(SamplingOptions(temperature=1.0, top_k=4, seed=1), len(row), PROMPT, [])
+    assert not best.enough(shown(chooser, row, 2))
+    with pytest.raises(ShardrunError, match="not finite"):
+        chooser.choose(row)

@@ -219,6 +219,29 @@ def test_operators_with_places_for_both_tell_pairs(
     assert found == (StatePair("b", "q", axis, kind, buffer), StatePair("a", "p", axis, kind, buffer))
 
 
+@pytest.mark.parametrize(
+    ("more", "buffer"),
+    [
+        ([], True),
+        ([("", "Shape", ["p"], ["s"])], False),
+        ([("", "Shape", ["b"], ["s"])], False),
+        ([("", "Identity", ["p0"], ["p"])], True),
+        ([("", "Identity", ["p0"], ["p"]), ("", "Shape", ["p0"], ["s"])], False),
+        ([("", "Identity", ["b"], ["b0"])], True),
+        ([("", "Identity", ["b"], ["b0"]), ("", "Shape", ["b"], ["s"])], False),
+    ],
+)
+def test_a_state_that_the_graph_looks_at_is_as_long_as_it_says(more: list[Any], buffer: bool) -> None:
+    """Keys and values alike, whichever of them is looked at."""
+    moved = {name for _, op, names, results in more if op == "Identity" for name in (*names, *results)}
+    key, present = ("b0" if "b0" in moved else "b"), ("p0" if "p0" in moved else "p")
+    nodes = [(MS, "GroupQueryAttention", ["q", "", "", key, "a"], ["out", present, "r"]), *more]
+    before, after = ["b", 4, "past", 8], ["b", 4, "all", 8]
+    outputs = [value("out", ["b", 3]), value("p", after), value("r", after), value("s", [4])]
+    found = find([value("b", before), value("a", before)], outputs, nodes)
+    assert found == (StatePair("b", "p", 2, "append", buffer), StatePair("a", "r", 2, "append", buffer))
+
+
 def test_a_buffer_of_fixed_length_is_replaced() -> None:
     """Where an input says how much of it is filled, past and present are the same buffer."""
     taken = ["q", "k", "v", "", "", "", "a", "b", "filled"]
