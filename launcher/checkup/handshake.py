@@ -36,10 +36,11 @@ def try_ranks(ranks: int | None, options: dict[str, Setting], save: Path | None 
     except ShardrunError as error:
         return [Finding("fail", one_line(str(error)), "the lines above say what is missing; `-v` says more")]
     try:
-        found = json.loads(printed.getvalue().strip().splitlines()[-1])
+        said = printed.getvalue().strip().splitlines()[-1]
+        found = json.loads(said[said.index("{") :])  # before it stand the rank and its host
     except (ValueError, IndexError):
-        said = one_line(printed.getvalue())[:200]
-        return [Finding("fail", f"rank 0 did not say what it found ({said or 'it said nothing'})")]
+        words = one_line(printed.getvalue())[:200] or "it said nothing"
+        return [Finding("fail", f"rank 0 did not say what it found ({words})")]
     hosts = list(dict.fromkeys(found["hosts"]))
     where = hosts[0] if len(hosts) == 1 else f"{counted(len(hosts), 'host')} ({', '.join(hosts[:8])})"
     # Each rank sends and receives so much, whichever way round the sum is made.

@@ -22,7 +22,8 @@ from typing import IO, BinaryIO, TypedDict, cast
 
 from ranks.common import sources
 
-_CHUNK = 64 << 10
+MOST_DATA = 64 << 10
+"""Bytes of one frame."""
 
 
 class Asked(TypedDict):
@@ -82,7 +83,7 @@ class _Ranks:
                     rank, name = key.data
                     if name:
                         try:
-                            data = os.read(key.fd, _CHUNK)
+                            data = os.read(key.fd, MOST_DATA)
                         except BlockingIOError:  # `_end` has just read it
                             continue
                         if data:
@@ -105,7 +106,7 @@ class _Ranks:
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
             with contextlib.suppress(OSError, TypeError):
-                while data := os.read(stream.fileno(), _CHUNK):
+                while data := os.read(stream.fileno(), MOST_DATA):
                     self.say({"rank": rank, "stream": name}, data)
         self.say({"rank": rank, "code": code})
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from launcher.errors import LaunchError
 from launcher.starters import environment as environments
 from launcher.starters.base import Launcher
 from launcher.starters.ray_cluster import Cluster, Room, plain
@@ -104,7 +105,12 @@ class _Remote(Connection):
 
     def __init__(self, room: Room, rank: int, command: Sequence[str], errors: int) -> None:
         self._ray = room.cluster.ray
-        self._actor = room.actor(rank, command)
+        try:
+            self._actor = room.actor(rank, command)
+        except Exception as problem:  # of many kinds, Ray's own and others
+            raise LaunchError(
+                f"Ray starts no actor for rank {rank}: {plain(str(problem))[:300].rstrip('.')}."
+            ) from None
         self._errors = os.dup(errors)
         self._ended = threading.Event()
         self._code = 1

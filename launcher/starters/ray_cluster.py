@@ -177,12 +177,12 @@ class Room:
         self._each = {"CPU": cores, **({"GPU": gpus} if gpus else {})}
         self._group: Any = None
         ray = cluster.ray
-        nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-        self._check(list(nodes.values()), world_size)
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        self._check(nodes, world_size)
         bundles: list[dict[str, float]] = [dict(self._each) for _ in range(world_size)]
         if table is not None:
             for device, bundle in zip(table.devices, bundles, strict=True):
-                bundle[_resource_of(device.host, list(nodes.values()))] = 0.001
+                bundle[_resource_of(device.host, nodes)] = 0.001
         try:
             self._group = ray.util.placement_group(bundles, strategy="PACK")
             if not self._group.wait(_NOTICE_SECONDS):
@@ -190,13 +190,15 @@ class Room:
                 while not self._group.wait(1):
                     pass
             found = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
+            # Some of these nodes may have joined while it waited.
+            names_of = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+            hosts = [names_of[found[at]] for at in range(world_size)]
         except ray.exceptions.RayError as problem:
             self.close()
             raise LaunchError(f"Ray gives no room for these ranks: {plain(str(problem))[:300]}") from None
         except BaseException:
             self.close()
             raise
-        hosts = [nodes[found[at]]["NodeManagerAddress"] for at in range(world_size)]
         # Ranks of a host are neighbours.
         names = list(dict.fromkeys(hosts))
         order = range(world_size) if table is not None else sorted(

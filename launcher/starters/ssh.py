@@ -26,6 +26,7 @@ from launcher.job.places.hosts import is_here
 from launcher.job.rank_table import make_rank_table
 from launcher.starters import cause
 from launcher.starters import environment as environments
+from launcher.starters.agent import MOST_DATA
 from launcher.starters.base import Ended, Handle, Launcher, Pipe, StreamName
 from ranks.common import sources
 from sharding.common.limits import shortage
@@ -276,10 +277,21 @@ class _Agent:
                 raise LaunchError("it was told to end before")
             self._connection = self._host.connect(self._writers[-1, "stderr"])
             self._close({-1})
-        threading.Thread(target=self._read, args=(self._connection,), name=self._title, daemon=True).start()
         # In a thread of its own: a host that does not answer keeps nobody from starting the others.
         first = json.dumps(self._host.asked).encode() + b"\n"
-        threading.Thread(target=self.tell, args=(first,), name=self._title, daemon=True).start()
+        try:
+            threading.Thread(target=self.tell, args=(first,), name=self._title, daemon=True).start()
+            threading.Thread(
+                target=self._read, args=(self._connection,), name=self._title, daemon=True
+            ).start()
+        except RuntimeError:  # nobody listens to it
+            lost, self._connection = self._connection, None
+            lost.kill()
+            lost.wait()
+            for stream in (lost.stdin, lost.stdout):
+                with contextlib.suppress(OSError):
+                    stream.close()
+            raise
 
     def fail(self, problem: str) -> None:
         """It could not be begun, or was told to end before."""
@@ -318,7 +330,10 @@ class _Agent:
         while head := connection.stdout.readline(_LONGEST_HEAD):
             try:
                 fields = json.loads(head)
-                data = connection.stdout.read(fields.get("bytes", 0))
+                size = fields.get("bytes", 0)
+                if not 0 <= size <= MOST_DATA:
+                    continue
+                data = connection.stdout.read(size)
                 rank = fields.get("rank")
                 if "stream" in fields:
                     _write(self._writers[rank, fields["stream"]], data)
@@ -330,7 +345,7 @@ class _Agent:
                     started = True
                     self._started()
                 problem = problem or str(fields.get("problem", ""))
-            except (ValueError, KeyError, AttributeError, TypeError):
+            except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
                 continue  # what a login shell prints before
         code = connection.wait()
         connection.stdout.close()

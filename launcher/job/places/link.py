@@ -19,7 +19,7 @@ _MOST_LINK_BYTES = 4096
 def parse_link(text: str) -> Link:
     """What joins hosts, from text such as ``1Gbit/s,0.2ms``, or from the file that ``shardrun doctor
     --save-link`` wrote. Raises `ConfigError`."""
-    if "," not in text:
+    if text.strip() and "," not in text:
         return _read_link(Path(text))
     found = _LINK.fullmatch(text.strip())
     if found is not None:
@@ -44,7 +44,7 @@ def _read_link(path: Path) -> Link:
         with path.open("rb") as file:
             said = json.loads(file.read(_MOST_LINK_BYTES))
         link = Link(float(said["bytes_per_second"]), float(said["latency_seconds"]))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as problem:
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as problem:
         why = getattr(problem, "strerror", None) or "not a link that `shardrun doctor --save-link` wrote"
         raise ConfigError(f"{path}: {why}") from None
     if not (0 < link.bandwidth < math.inf and 0 <= link.latency < math.inf):

@@ -42,19 +42,23 @@ class Channel:
             self._door, address = listen_tcp([host])
             self._open.append(self._door)
             told = {CONTROL.name: address, JOB.name: self._secret}
-        command, environ = launcher.on_host(host, module, told)
         try:
+            command, environ = launcher.on_host(host, module, told)
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ,
                 start_new_session=True,
             )  # fmt: skip
-            self._collector = threading.Thread(target=self._collect, daemon=True)
-            self._collector.start()
-        except (OSError, RuntimeError) as error:
+        except (OSError, LaunchError) as error:
             self._close()
-            if shortage(error):
-                raise cause.shortage(error) from None
-            raise LaunchError(f"{launcher.name} cannot be started: {error}.") from None
+            raise _not_started(launcher, error) from None
+        self._collector = threading.Thread(target=self._collect, daemon=True)
+        try:
+            self._collector.start()
+        except RuntimeError as error:
+            with self._process:
+                self._process.kill()
+            self._close()
+            raise _not_started(launcher, error) from None
 
     def streams(self) -> tuple[IO[bytes], IO[bytes]]:
         """To write to the process, and to read from it. Raises `OSError` where it ends before it has
@@ -71,6 +75,7 @@ class Channel:
                 break
             sock.close()
         self._open.append(sock)
+        self._door.close()  # nobody else is to come
         return sock.makefile("wb"), sock.makefile("rb")
 
     def _knows_the_secret(self, sock: socket.socket) -> bool:
@@ -124,3 +129,13 @@ class Channel:
                 continue  # the thread that reads it closes it
             with contextlib.suppress(OSError, ValueError):
                 stream.close()
+
+
+def _not_started(launcher: Launcher, error: Exception) -> LaunchError:
+    if isinstance(error, LaunchError):
+        return error
+    return (
+        cause.shortage(error)
+        if shortage(error)
+        else LaunchError(f"{launcher.name} cannot be started: {error}.")
+    )

@@ -175,11 +175,18 @@ def main() -> None:
 def _problem(receiver: Receiver, offer: Offer) -> str:
     from ranks.cache.cache import Cache
     from ranks.cache.folder import ELSEWHERE, cache_folder
+    from ranks.cache.place import FORMS, SEAL
     from ranks.cache.staged import KIND
     from ranks.common.waiting import HeldError
     from ranks.errors import ShardrunError
     from sharding.common.storage import why_unwritable
 
+    # What is offered decides what is written where.
+    if FORMS[KIND].key(offer["key"]) != offer["key"]:
+        return f"{offer['key']!r} is no name of a copy"
+    for name, size, _ in offer["files"]:
+        if name in {"", ".", "..", SEAL} or "/" in name or "\0" in name or size < 0:
+            return f"{name!r} of {size} bytes cannot be a file of slices: slice the model again"
     try:
         cache = Cache(KIND, cache_folder())
         place = cache.get_or_make(offer["key"], receiver.receive, timeout=offer["timeout"], resume=True)

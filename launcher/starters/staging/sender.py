@@ -37,7 +37,8 @@ _NOTICE_SECONDS = 10.0
 """Between two lines that say how far it is, where no progress bar does."""
 _BLOCK = 1 << 20
 _END_SECONDS = 2.0
-_LONGEST_LINE = 1 << 16
+_LONGEST_LINE = 16 << 20
+"""Of JSON: a host may have thousands of files."""
 
 
 def send(
@@ -102,6 +103,7 @@ class _Sender:
         self._to: IO[bytes] | None = None
         self._answers: queue.SimpleQueue[Mapping[str, object] | None] = queue.SimpleQueue()
         self._fault: LaunchError | None = None
+        self._asked: set[str] = set()
 
     def run(self) -> None:
         """Copies; returns when the host has everything. Raises `LaunchError`."""
@@ -111,9 +113,12 @@ class _Sender:
             listener.start()
             if not self._ended:  # else while it was started
                 self._converse(self._channel)
+        except RuntimeError as error:  # no thread can be had
+            raise cause.shortage(error) from None
         finally:
             self._channel.end(well=self._done)
-            listener.join(_END_SECONDS)
+            if listener.ident is not None:
+                listener.join(_END_SECONDS)
 
     def _converse(self, channel: Channel) -> None:
         while (answer := self._next()) is not None:
@@ -125,16 +130,49 @@ class _Sender:
                 self._done = True
                 return
             if "have" in answer:
-                have = cast("Mapping[str, int]", answer["have"])
+                self._may_ask("have")
+                have = self._lengths(answer["have"])
                 self.got = sum(have.values())
-                self._send_behind([(file.file, have[file.file]) for file in self.copy.files])
+                self._send_behind(list(have.items()))
             if "again" in answer:
-                names = cast("list[str]", answer["again"])
+                self._may_ask("again")
+                names = self._names(answer["again"])
                 self._check_source(names)
                 self._send_behind([(name, 0) for name in names])
             if isinstance(got := answer.get("got"), int):
-                self.got = max(self.got, got)
+                self.got = min(max(self.got, got), self.copy.bytes)
         raise self._lost(channel)
+
+    def _may_ask(self, key: str) -> None:
+        """Raises `LaunchError` for bytes that are asked for twice: they would come in between the others."""
+        if key in self._asked or (key == "again" and not self._asked):
+            raise self._senseless(key)
+        self._asked.add(key)
+
+    def _lengths(self, have: object) -> dict[str, int]:
+        """How much the host says that it has of each file; raises `LaunchError`."""
+        said = have if isinstance(have, dict) else {}
+        found = {file.file: said.get(file.file) for file in self.copy.files}
+        if any(
+            type(there) is not int or not 0 <= there <= file.bytes
+            for file, there in zip(self.copy.files, found.values(), strict=True)
+        ):
+            raise self._senseless("have")
+        return cast("dict[str, int]", found)
+
+    def _names(self, again: object) -> list[str]:
+        """The files that the host wants whole; raises `LaunchError`."""
+        wanted = again if isinstance(again, list) else [None]
+        known = [file.file for file in self.copy.files]
+        if any(name not in known for name in wanted) or len({*wanted}) != len(wanted):
+            raise self._senseless("again")
+        return wanted
+
+    def _senseless(self, key: str) -> LaunchError:
+        return LaunchError(
+            f"host {self.copy.host} answered what cannot be ({key!r}) while files were copied there: see "
+            "that it has the same version of shardrun, and run this again."
+        )
 
     def _next(self) -> Mapping[str, object] | None:
         try:
@@ -214,8 +252,11 @@ class _Sender:
 
     def _write(self, data: bytes) -> None:
         assert self._to is not None
-        self._to.write(data)
-        self._to.flush()
+        try:
+            self._to.write(data)
+            self._to.flush()
+        except OSError as error:  # such as that of a host that is gone, which is none of the file
+            raise ConnectionError from error
 
     def _listen(self, channel: Channel) -> None:
         with contextlib.suppress(OSError, ValueError):  # its end says why
@@ -223,7 +264,8 @@ class _Sender:
             self._write(json.dumps(self._offer).encode() + b"\n")
             with stream:
                 while line := stream.readline(_LONGEST_LINE):
-                    with contextlib.suppress(ValueError):  # what a login shell prints before
+                    # What a login shell prints before.
+                    with contextlib.suppress(ValueError, RecursionError):
                         if isinstance(answer := json.loads(line), dict):
                             self._answers.put(answer)
         self._answers.put(None)

@@ -33,7 +33,7 @@ def test_links_that_are_read(text: str, link: Link) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["1Gbit/s,", "fast,0.2ms", "0Gbit/s,1ms", "1Gbit/s,-1ms", "1Gbit/s,1", ",", "1,1"]
+    "text", ["1Gbit/s,", "fast,0.2ms", "0Gbit/s,1ms", "1Gbit/s,-1ms", "1Gbit/s,1", ",", "1,1", "", " "]
 )
 def test_links_that_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"expected BANDWIDTH,LATENCY such as 1Gbit/s,0\.2ms"):
@@ -46,6 +46,7 @@ def test_links_that_are_refused(text: str) -> None:
         (None, "no such file; expected BANDWIDTH,LATENCY"),
         ("{}", "not a link that `shardrun doctor --save-link` wrote"),
         ("[" * 100000, "not a link that"),
+        (f'{{"bytes_per_second": 1{"0" * 400}, "latency_seconds": 1}}', "not a link that"),
         ('{"bytes_per_second": 0, "latency_seconds": 1}', "expected a bandwidth above 0"),
         ('{"bytes_per_second": NaN, "latency_seconds": 1}', "expected a bandwidth above 0"),
         ('{"bytes_per_second": 1e9, "latency_seconds": -1}', "expected a bandwidth above 0"),

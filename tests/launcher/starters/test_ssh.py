@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from launcher.job.places.placement import Placement
 from launcher.job.rank_table import make_rank_table
 from launcher.starters import agent, base, mpirun, ssh
 from launcher.starters.agent import Asked
+from launcher.starters.base import Ended
 from launcher.starters.ssh import AgentsHandle, Connection, Host, SshLauncher
 from tests.launcher.cli_tools import ROOT
 from tests.launcher.processes import wait_until
@@ -227,13 +229,8 @@ def test_few_connections_are_made_at_once(monkeypatch: pytest.MonkeyPatch, ends:
     where the job has been closed."""
     monkeypatch.setattr(ssh, "WIDTH", 4)
     begun: list[FakeConnection] = []
-    asked: Asked = {"folder": "/", "environment": {}, "ranks": [], "program": []}
     count = 64
-    hosts = [
-        Host(f"h{rank}", partial(FakeConnection, begun), {**asked, "ranks": [{"RANK": str(rank)}]})
-        for rank in range(count)
-    ]
-    handle = AgentsHandle("ssh", hosts)
+    handle = AgentsHandle("ssh", fake_hosts(begun, count))
     assert len(begun) == 4
     if ends == "closed":
         handle.kill()
@@ -254,10 +251,73 @@ def test_few_connections_are_made_at_once(monkeypatch: pytest.MonkeyPatch, ends:
     ranks = sorted(item.rank for item in found if item is not None and item.rank is not None)
     assert len(begun) == (4 if ends == "closed" else count)
     assert ranks == (list(range(count)) if ends == "started" else [])
+    closed(handle)
+
+
+def fake_hosts(begun: list[FakeConnection], count: int) -> list[Host]:
+    asked: Asked = {"folder": "/", "environment": {}, "ranks": [], "program": []}
+    return [
+        Host(f"h{rank}", partial(FakeConnection, begun), {**asked, "ranks": [{"RANK": str(rank)}]})
+        for rank in range(count)
+    ]
+
+
+def closed(handle: AgentsHandle) -> None:
     handle.close()
     for pipe in handle.pipes:
         assert os.read(pipe.descriptor, 1) == b""
         os.close(pipe.descriptor)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "[" * 60_000, '{"bytes": 1' + "0" * 30 + "}", '{"rank": 0, "stream": "stdout", "bytes": -1}', "[]",
+        '{"bytes": "1"}', '{"bytes": 1e999}', '{"rank": [], "stream": {}}',
+    ],
+)  # fmt: skip
+def test_words_that_are_no_frames(words: str) -> None:
+    """Whatever comes before an agent's own, its ranks' ends are heard."""
+    begun: list[FakeConnection] = []
+    handle = AgentsHandle("ssh", fake_hosts(begun, 1))
+    begun[0].says.write(words.encode() + b"\n")
+    begun[0].say(started="h")
+    begun[0].say(rank=0, code=3)
+    begun[0].says.close()
+    found: list[Ended | None] = []
+    reader = threading.Thread(target=lambda: found.extend([handle.wait(), handle.wait()]), daemon=True)
+    reader.start()
+    reader.join(SECONDS / 4)
+    assert found == [Ended(0, 3), None]
+    closed(handle)
+
+
+def test_a_connection_that_gets_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host has failed, once, and the others' ranks are waited for."""
+    monkeypatch.setattr(ssh, "WIDTH", 1)
+    begun: list[FakeConnection] = []
+    start, tried = threading.Thread.start, []
+
+    def none_left(thread: threading.Thread) -> None:
+        if thread.name == "shardrun ssh h1":
+            tried.append(thread)
+            if len(tried) == 2:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    handle = AgentsHandle("ssh", fake_hosts(begun, 3))
+    begun[0].say(started="h")
+    assert handle.wait() == Ended(None, 1, "can't start new thread")
+    assert wait_until(lambda: len(begun) == 3, SECONDS)
+    begun[1].says.close()
+    begun[2].say(started="h")
+    for rank in (0, 2):
+        begun[rank].say(rank=rank, code=0)
+        begun[rank].says.close()
+    found = [handle.wait(), handle.wait()]
+    assert {item.rank for item in found if item is not None} == {0, 2} and handle.wait() is None
+    closed(handle)
 
 
 def test_without_ssh(said: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
 import shlex
+import socket
+import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from launcher.errors import ConfigError, LaunchError
+from launcher.job.ports import listen_tcp
 from launcher.job.rank_table import make_rank_table
 from launcher.starters.base import Handle, Launcher
+from launcher.starters.staging import channel as channels
 from launcher.starters.staging import sender
 from launcher.starters.staging.copies import Copy, needed
 from ranks.cache import staged
@@ -150,6 +157,102 @@ def test_a_host_that_says_nothing(folder: Path, tmp_path: Path) -> None:
         LaunchError, match=r"host elsewhere\.invalid is gone: it has not said anything for 0.5 s"
     ):
         send(folder, tmp_path / "there", Channel("exec sleep 60 #"), silence=0.5)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '{"have": 3}', '{"have": {}}', '{"have": {"manifest.json": -5}}', '{"have": {"manifest.json": "1"}}',
+        '{"have": {"manifest.json": 1e300}}', '{"have": {"manifest.json": 9223372036854775808}}',
+        '{"again": 3}', '{"again": ["manifest.json"]}', 'HAVE {"again": ["../b"]}', 'HAVE {"again": [[]]}',
+        'HAVE {"again": ["manifest.json"]} {"again": ["manifest.json"]}', "HAVE HAVE",
+    ],
+)  # fmt: skip
+def test_answers_that_cannot_be(folder: Path, tmp_path: Path, said: str) -> None:
+    (copy, _) = needed(folder, TABLE)
+    said = said.replace("HAVE", json.dumps({"have": {file.file: file.bytes for file in copy.files}}))
+    # What a shell prints, however it is nested, is no answer.
+    lines = ["[" * 100_000, *said.replace("} {", "}\n{").splitlines()]
+    (tmp_path / "said").write_text("\n".join(lines) + "\n")
+    with pytest.raises(LaunchError, match=r"^host elsewhere\.invalid answered what cannot be \('\w+'\)"):
+        send(folder, tmp_path / "there", Channel(f"cat {tmp_path / 'said'}; exec sleep 60 #"))
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "size"),
+    [
+        ("../whole-1", "a", 1), ("KEY.lock", "a", 1), ("KEY", "../a", 1), ("KEY", "..", 1),
+        ("KEY", "/tmp/a", 1),
+        ("KEY", "a\0b", 1), ("KEY", "complete.json", 1), ("KEY", "a", -1), ("KEY", "", 1),
+    ],
+)  # fmt: skip
+def test_offers_that_cannot_be(tmp_path: Path, key: str, name: str, size: int) -> None:
+    """The host writes where the cache says, whatever it is offered."""
+    cache = tmp_path / "there"
+    offer = {
+        "key": key.replace("KEY", f"whole-1-{'0' * 24}"), "files": [(name, size, "0" * 64)],
+        "environment": {"SHARDRUN_CACHE": str(cache)}, "timeout": 5,
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", sender.RECEIVER], input=json.dumps(offer).encode() + b"\nx", timeout=60,
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and not done.stderr
+    assert re.search("is no name of a copy|cannot be a file of slices", json.loads(done.stdout)["problem"])
+    assert not cache.exists()
+
+
+def test_two_jobs_copy_the_same(folder: Path, tmp_path: Path) -> None:
+    """The second waits for the first, and sends nothing."""
+    (copy, _) = needed(folder, TABLE)
+    with ThreadPoolExecutor(2) as pool:
+        sent = [pool.submit(send, folder, tmp_path / "there") for _ in range(2)]
+    assert sorted(future.result() for future in sent) == [0, copy.bytes]
+    assert kept(tmp_path / "there", copy)["rank_1.data"] == (folder / "rank_1.data").read_bytes()
+
+
+class Listening(Channel):
+    """The input takes a connection, as with mpirun; others connect before, and say other words."""
+
+    input_arrives = False
+
+    def on_host(
+        self, host: str, module: str, environment: Mapping[str, str]
+    ) -> tuple[list[str], Mapping[str, str] | None]:
+        place, _, port = environment["SHARDRUN_CONTROL"].removeprefix("tcp:").rpartition(":")
+        self.address = (place, int(port))
+        self.strangers = [socket.create_connection(self.address, 10) for _ in range(3)]
+        self.strangers[0].sendall(b"0" * 33)
+        self.strangers[1].sendall(b"GET / HTTP/1.0\r\n\r\n" * 9)
+        self.strangers[2].shutdown(socket.SHUT_WR)
+        command, _ = super().on_host(host, module, environment)
+        return command, {**os.environ, **environment}
+
+
+def test_only_who_knows_the_secret_gets_the_files(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.starters.staging.channel.listen_tcp", lambda _: listen_tcp(["localhost"]))
+    (copy, _) = needed(folder, TABLE)
+    channel = Listening()
+    assert send(folder, tmp_path / "there", channel) == copy.bytes
+    for stranger in channel.strangers:
+        with stranger, contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+
+
+def test_nobody_else_connects_once_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.starters.staging.channel.listen_tcp", lambda _: listen_tcp(["localhost"]))
+    launcher = Listening()
+    channel = channels.Channel(launcher, "elsewhere.invalid", sender.RECEIVER)
+    try:
+        channel.streams()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(launcher.address, 10)
+    finally:
+        channel.end(well=False)
+        for stranger in launcher.strangers:
+            stranger.close()
 
 
 def test_a_channel_that_cannot_begin(folder: Path, tmp_path: Path) -> None:
