@@ -8,8 +8,8 @@
 
 It needs root, for the two hosts that it makes of Linux's namespaces; Slurm's programs for the cells of Slurm,
 and an MPICH (--mpich, a folder with bin/mpirun) for those of MPICH. What came of each cell is kept in a
-folder (--records, by default docs/failures), with the day and the commit; the page is written from the last of
-each cell. Two runs that share the work (--part 1/2, 2/2) take half of the time.
+folder (--records, by default docs/failures), with the day and the commit; the page is written from the last
+of each cell. Two runs that share the work (--part 1/2, 2/2) take half of the time.
 """
 
 from __future__ import annotations
