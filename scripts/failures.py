@@ -1,24 +1,24 @@
 """Kills ranks, launchers, hosts and cables in every way, and writes docs/failures.md.
 
     python scripts/failures.py                          # every cell that this machine allows: half an hour
+    python scripts/failures.py --open                   # those that the page has not, or has as wrong
     python scripts/failures.py --only SIGKILL:ssh:2     # some: DEATH:STARTER:HOSTS, each may be left out
     python scripts/failures.py --minutes 20             # as many as fit, in an order that mixes them
+    python scripts/failures.py --page                   # the page anew from what is kept; runs nothing
 
 It needs root, for the two hosts that it makes of Linux's namespaces; Slurm's programs for the cells of Slurm,
-and an MPICH (``--mpich``, a folder with bin/mpirun) for those of MPICH. ``--records`` keeps what came of each
-cell in a file, from which ``--page`` writes the page; two runs that share the work (``--part 1/2``, ``2/2``)
-take half of the time.
+and an MPICH (--mpich, a folder with bin/mpirun) for those of MPICH. What came of each cell is kept in a
+folder (--records, by default docs/failures), with the day and the commit; the page is written from the last
+of each cell. Two runs that share the work (--part 1/2, 2/2) take half of the time.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests import clusters  # noqa: E402  # the path above is needed first
-from tests.failures import page  # noqa: E402
+from tests.failures import page, records  # noqa: E402
 from tests.failures.deaths import DEATHS, HOSTS, QUICK, STARTERS, Death, left_out  # noqa: E402
 from tests.failures.jobs import Jobs  # noqa: E402
 from tests.launcher import slices  # noqa: E402
 
 PAGE = ROOT / "docs" / "failures.md"
+RECORDS = ROOT / "docs" / "failures"
 Cell = tuple[Death, str, int]
 TRIES = 2
 
@@ -48,52 +49,50 @@ def main() -> int:
     parser.add_argument(
         "--records",
         type=Path,
-        metavar="FILE",
-        help="append what came of each cell; what is right in it is kept",
+        default=RECORDS,
+        metavar="DIR",
+        help="where what came of each cell is kept (default: docs/failures)",
+    )
+    parser.add_argument(
+        "--open", action="store_true", help="only cells of which the records say nothing, or nothing good"
     )
     parser.add_argument(
         "--left-out", action="store_true", help="say which cells the tests leave out, and run nothing"
     )
     parser.add_argument(
-        "--page",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="FILE",
-        help="write the page from these records, and run nothing",
+        "--page", action="store_true", help="write the page from the records, and run nothing"
     )
     args = parser.parse_args()
     if args.left_out:
         say_left_out()
         return 0
+    kept = records.Records(args.records)
     if args.page:
-        write_page([json.loads(line) for path in args.page for line in path.read_text().splitlines()])
+        write_page(kept)
         return 0
     cells = [(death, starter, count) for death in DEATHS for count in HOSTS for starter in STARTERS]
     if args.only:
         cells = [cell for cell in cells if any(matches(cell, item) for item in args.only)]
+    if args.open:
+        cells = [cell for cell in cells if not kept.is_right(cell[0].name, *cell[1:])]
     if args.minutes or args.part != "1/1":
         random.Random(0).shuffle(cells)
     part, parts = map(int, args.part.split("/"))
-    records = run(cells[part - 1 :: parts], args)
-    if not args.only and not args.records:
-        write_page(records)
-    wrong = [record for record in records if record.get("problems")]
-    print(f"{len(records)} records, {len(wrong)} of them wrong")
+    found = run(cells[part - 1 :: parts], args, kept)
+    if found:
+        write_page(kept)
+    wrong = [record for record in found if record["problems"]]
+    print(f"{len(found)} cells, {len(wrong)} of them wrong")
     return 1 if wrong else 0
 
 
-def run(cells: list[Cell], args: argparse.Namespace) -> list[dict[str, Any]]:
+def run(cells: list[Cell], args: argparse.Namespace, kept: records.Records) -> list[dict[str, Any]]:
     """What came of the cells, as far as the time goes."""
     if reason := clusters.missing():
         print(f"left out, all of it: {reason}")
         return []
     end = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")
-    records: list[dict[str, Any]] = []
-    known: list[dict[str, Any]] = []
-    if args.records and args.records.exists():
-        known = [json.loads(line) for line in args.records.read_text().splitlines()]
-    done = {(r["death"], r["starter"], r["hosts"]) for r in known if not r["problems"]}
+    found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="failures-") as place:
         folder = Path(place)
         with clusters.hosts(folder / "hosts") as hosts:
@@ -101,22 +100,17 @@ def run(cells: list[Cell], args: argparse.Namespace) -> list[dict[str, Any]]:
             jobs = Jobs(hosts, folder, slices.make_slices(folder / "slices"), args.mpich, slurm)
             for starter in STARTERS:
                 if why := jobs.missing(starter):
-                    records.append({"missing": starter, "why": why})
+                    print(f"left out, {starter}: {why}")
             for cell in cells:
-                death, starter, count = cell
+                starter = cell[1]
                 if time.monotonic() > end or left_out(*cell) or jobs.missing(starter):
                     continue
-                if (death.name, starter, count) in done:
-                    continue
-                records.append(tried(jobs, cell))
-                if args.records:
-                    with args.records.open("a") as kept:
-                        kept.write(json.dumps(records[-1]) + "\n")
-    return records
+                found.append(tried(jobs, cell, kept))
+    return found
 
 
-def tried(jobs: Jobs, cell: Cell) -> dict[str, Any]:
-    """A cell, tried again where it is not right."""
+def tried(jobs: Jobs, cell: Cell, kept: records.Records) -> dict[str, Any]:
+    """The record of a cell, tried again where it is not right."""
     death, starter, count = cell
     tries = 0
     while tries < TRIES:
@@ -134,7 +128,7 @@ def tried(jobs: Jobs, cell: Cell) -> dict[str, Any]:
         sys.stdout.flush()
         if not outcome.problems:
             break
-    return {"death": death.name, "starter": starter, "hosts": count, "tries": tries, **asdict(outcome)}
+    return kept.add(death.name, starter, count, tries, outcome)
 
 
 def say_left_out() -> None:
@@ -150,11 +144,9 @@ def say_left_out() -> None:
             print(f"failures: left out {'with Slurm' if slurm else 'all'}: {reason}")
 
 
-def write_page(records: list[dict[str, Any]]) -> None:
+def write_page(kept: records.Records) -> None:
     """Writes docs/failures.md."""
-    missing = {record["missing"]: record["why"] for record in records if "missing" in record}
-    tried_ = {(r["death"], r["starter"], r["hosts"]): r for r in records if "death" in r}
-    PAGE.write_text(page.written(tried_, missing))
+    PAGE.write_text(page.written(kept.last))
     print(f"wrote {PAGE}")
 
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hmac
 import os
+import queue
 import secrets
 import signal
 import socket
@@ -35,8 +36,47 @@ if TYPE_CHECKING:
 
 _HELLO_SECONDS = 10
 _MAX_HELLO = 4096
+_MOST_STACKS, _STACK_SECONDS = 1 << 20, 3.0  # bytes of JSON; and how long they may take
 _NAP_SECONDS, _PATIENCE = 0.05, 40  # without descriptors a rank is kept waiting for two seconds
 _CUT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
+
+
+class Above:
+    """The process above a rank of another host (`ranks.talk.keeper`), as far as it has said anything.
+    ``stopped``: whether a signal has stopped the rank."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._stream: Stream | None = None
+        self._stacks: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def listen(self, stream: Stream, on_ended: Callable[[int], None]) -> None:
+        """Takes what it says, until it says with which code the rank ended. Raises what receiving raises."""
+        self._stream = stream
+        try:
+            while True:
+                fields = stream.receive(max_header=_MOST_STACKS, max_payload=0).fields
+                code, stopped, stacks = fields.get("code"), fields.get("stopped"), fields.get("stacks")
+                if isinstance(stopped, bool):
+                    self.stopped = stopped
+                if isinstance(stacks, str):
+                    self._stacks.put(stacks)
+                if type(code) is int:
+                    on_ended(code)
+                    return
+        finally:
+            self._stream = None
+
+    def stacks(self) -> str:
+        """Where the rank is in its Python code; "" where that cannot be had soon."""
+        stream = self._stream
+        if stream is None:
+            return ""
+        try:
+            stream.send(wire.Message(wire.Kind.PING, {}, {}))
+            return self._stacks.get(timeout=_STACK_SECONDS)
+        except (OSError, queue.Empty):
+            return ""
 
 
 @dataclass
@@ -56,6 +96,8 @@ class Peer:
     """Whether it has loaded what it is to serve."""
     asked: bool = False
     """Whether it has been asked for a sign of life, and has given none yet."""
+    above: Above = field(default_factory=Above)
+    """Of a rank of another host."""
     sending: threading.Lock = field(default_factory=threading.Lock)
 
     def ended(self) -> Ended | None:
@@ -115,6 +157,7 @@ class Listener:
         self._on_hello, self._on_message, self._on_lost = on_hello, on_message, on_lost
         self._on_shortage, self._on_ended = on_shortage, on_ended
         self._known: dict[int, Peer] = {}
+        self._above: dict[int, Above] = {}
         self._lock = threading.Lock()
         self._lobby = Lobby(world_size)
         self._socket, self.address = listen_tcp(hosts) if hosts else _listen_unix()
@@ -197,12 +240,11 @@ class Listener:
         if not self._lobby.leave(stream.socket):
             return None
         if "keeps" in fields:
-            told = stream.receive(max_header=_MAX_HELLO, max_payload=0).fields.get("code")
-            if type(told) is int:
-                self._on_ended(Ended(rank, told))
+            self._above_of(rank).listen(stream, lambda code: self._on_ended(Ended(rank, code)))
             return None
         said = fields.get("pid")
-        peer = Peer(rank, host[:255], pid or (said if type(said) is int else 0), stream)
+        number = pid or (said if type(said) is int else 0)
+        peer = Peer(rank, host[:255], number, stream, above=self._above_of(rank))
         place = fields.get("stacks")
         peer.stacks = place if type(place) is int else -1
         with self._lock:
@@ -215,6 +257,10 @@ class Listener:
             with contextlib.suppress(OSError, AttributeError):
                 peer.process = os.pidfd_open(pid)
         return peer
+
+    def _above_of(self, rank: int) -> Above:
+        with self._lock:
+            return self._above.setdefault(rank, Above())
 
     def close(self) -> None:
         """Stops listening and closes every connection, which ends ranks that are still there."""

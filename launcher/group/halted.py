@@ -2,8 +2,9 @@
 
 A stopped rank says nothing and does not end. Where others wait for it in a collective, they notice after
 their time-out; where every rank is stopped, or the last one of a request, nobody would ever notice. Ranks of
-this host are looked at; all are asked for a sign of life, which a thread gives while others compute. Where a
-rank of this host hangs, its stacks are shown: Python's and, by py-spy where that is installed, native ones.
+this host are looked at, and the processes above those of other hosts tell; all are asked for a sign of life,
+which a thread gives while others compute. Where a rank hangs, its Python stacks are shown and, of one of this
+host by py-spy where that is installed, native ones.
 """
 
 from __future__ import annotations
@@ -11,37 +12,39 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
 
 from launcher.errors import RankFailedError
 from launcher.group.control import Peer
 from ranks.common.processes import is_stopped
-from ranks.common.waiting import NOTICE_SECONDS, in_words
-from ranks.talk.stacks import SIGNAL
+from ranks.common.waiting import NOTICE_SECONDS, in_words, stopped_in_words
+from ranks.talk.stacks import read
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-_WRITE_SECONDS, _NAP = 1.0, 0.02
 _SPY_SECONDS = 10.0
-_MOST_BYTES = 64 << 10
 _MOST_LINES, _MOST_RANKS = 60, 2
 _GRACE = 1.0  # seconds in which ranks that wait for the stopped one say so themselves
 
 
 def stopped(peers: Iterable[Peer]) -> list[Peer]:
-    """Those of this host that are stopped."""
-    found = [peer for peer in peers if peer.process is not None and is_stopped(peer.pid)]
+    """Those that are known to be stopped."""
+    found = [peer for peer in peers if (peer.above.stopped if peer.process is None else is_stopped(peer.pid))]
     return sorted(found, key=lambda peer: peer.rank)
 
 
 def in_sentences(peers: Iterable[Peer]) -> str:
-    """Which ranks of this host are stopped, as the end of an error: others then wait in vain."""
-    return "".join(f" Rank {peer.rank} is {in_words(peer.pid)}." for peer in stopped(peers))
+    """Which ranks are stopped, as the end of an error: others then wait in vain."""
+    return "".join(f" Rank {peer.rank} is {_in_words(peer)}." for peer in stopped(peers))
+
+
+def _in_words(peer: Peer) -> str:
+    if peer.process is not None:
+        return in_words(peer.pid)
+    return stopped_in_words(f"process {peer.pid}", peer.pid)
 
 
 class Watch:
@@ -78,10 +81,10 @@ class Watch:
                 self._told.add(peer.rank)
                 most = "" if self._hang is None else f", at most {self._hang:.3g} s"
                 where = f"rank {peer.rank} on host {peer.host}"
-                log.warning("waiting for %s%s: it is %s", where, most, in_words(peer.pid))
+                log.warning("waiting for %s%s: it is %s", where, most, _in_words(peer))
         for peer in found:
             if self._hang is not None and self._seconds[peer.rank] >= self._hang + _GRACE:
-                return _hung(peer, f"did not go on within {self._hang:g} s: it is {in_words(peer.pid)}.")
+                return _hung(peer, f"did not go on within {self._hang:g} s: it is {_in_words(peer)}.")
         for peer in silent:
             limit = self._hang if peer.ready else self._limit
             if limit is not None and self._seconds[peer.rank] >= limit + _GRACE:
@@ -124,8 +127,9 @@ def wait_aloud(
 def stacks(peer: Peer) -> str:
     """The stacks, as the end of an error; "" where they cannot be had."""
     if peer.process is None:
-        return ""
-    text = _by_spy(peer.pid) or _by_itself(peer)
+        text = peer.above.stacks()
+    else:
+        text = _by_spy(peer.pid) or read(peer.pid, peer.process, peer.stacks)
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return ""
@@ -154,25 +158,3 @@ def _by_spy(pid: int) -> str:
         )  # fmt: skip
         return done.stdout if done.returncode == 0 else ""
     return ""
-
-
-def _by_itself(peer: Peer) -> str:
-    if peer.stacks < 0 or peer.process is None:
-        return ""
-    place = Path(f"/proc/{peer.pid}/fd/{peer.stacks}")
-    try:
-        if "shardrun-stacks" not in str(place.readlink()):
-            return ""
-        signal.pidfd_send_signal(peer.process, SIGNAL)
-        if is_stopped(peer.pid):  # it writes where it was stopped before it does anything else
-            signal.pidfd_send_signal(peer.process, signal.SIGCONT)
-        deadline, said = time.monotonic() + _WRITE_SECONDS, ""
-        while time.monotonic() < deadline:
-            time.sleep(_NAP)
-            with place.open("rb") as written:
-                before, said = said, written.read(_MOST_BYTES).decode(errors="replace")
-            if said and said == before:
-                break
-        return said
-    except OSError:
-        return ""

@@ -90,6 +90,11 @@ def in_words(pid: int) -> str:
         told += f" ({shortened(one_line(command.decode(errors='backslashreplace')), _COMMAND)})"
     if not is_stopped(pid):
         return told
+    return stopped_in_words(told, pid)
+
+
+def stopped_in_words(told: str, pid: int) -> str:
+    """``told``, a process in words, which is stopped."""
     return f"{told}, which is stopped by a signal such as SIGSTOP (`kill -CONT {pid}` lets it go on)"
 
 

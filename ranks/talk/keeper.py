@@ -1,9 +1,10 @@
-"""The process above a rank of another host, which says how the rank ended.
+"""The process above a rank of another host: it says how the rank ended, that it is stopped, and where it is.
 
 Over a network a rank that is gone looks the same whatever its end was, and what starts ranks there may say
 nothing of it: Open MPI ends the job without a word, MPICH and Slurm with the code of a rank whose MPI gave up
-because of it. Only a parent is told by the kernel. So such a rank is forked from a process that has imported
-next to nothing, waits for it, tells the launcher, and ends in the same way.
+because of it; and a stopped rank looks like one that computes. Only a parent is told by the kernel. So such a
+rank is forked from a process that has imported next to nothing, waits for it, tells the launcher, and ends in
+the same way.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import resource
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Mapping
 from typing import NoReturn
 
 from ranks.errors import ShardrunError
+from ranks.talk import stacks
 from ranks.talk.connect import die_with_parent, open_socket
 from ranks.talk.frame import Kind, head
 
+_ASKED_BYTES = 4096
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -45,16 +49,33 @@ def _stay(child: int, address: str, job: str, rank: int, world_size: int) -> NoR
     # as that closes.
     header = {"job": job, "rank": rank, "world_size": world_size, "host": os.uname().nodename, "keeps": child}
     told: socket.socket | None = None
+    sending = threading.Lock()
     with contextlib.suppress(OSError, ShardrunError):
         # Now: whatever started the ranks may end this process as soon as the rank is gone.
         told = open_socket(address)
         told.sendall(_frame(Kind.HELLO, header))
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    if told is not None:
-        with contextlib.suppress(OSError):
-            told.sendall(_frame(Kind.BYE, {"code": code}))
-    _end_alike(code)
+        threading.Thread(target=_answer, args=(told, child, sending), daemon=True).start()
+    while True:
+        _, status = os.waitpid(child, os.WUNTRACED | os.WCONTINUED)
+        over = os.WIFEXITED(status) or os.WIFSIGNALED(status)
+        fields: dict[str, object] = {"stopped": os.WIFSTOPPED(status)}
+        if over:
+            fields = {"code": os.waitstatus_to_exitcode(status)}
+        if told is not None:
+            with contextlib.suppress(OSError), sending:
+                told.sendall(_frame(Kind.BYE if over else Kind.PONG, fields))
+        if over:
+            _end_alike(os.waitstatus_to_exitcode(status))
+
+
+def _answer(told: socket.socket, child: int, sending: threading.Lock) -> None:
+    """Each time that the launcher asks, by whatever it sends, tells where the rank is in its code."""
+    with contextlib.suppress(OSError):
+        process = os.pidfd_open(child)
+        while told.recv(_ASKED_BYTES):
+            text = stacks.read(child, process, stacks.place_in(child))
+            with sending:
+                told.sendall(_frame(Kind.PONG, {"stacks": text}))
 
 
 def _pass_on(child: int, number: int) -> None:

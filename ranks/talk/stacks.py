@@ -1,7 +1,8 @@
 """Where a rank is in its Python code, for who finds that it hangs.
 
 Python's faulthandler writes that when a signal comes, also while a library keeps the interpreter to itself.
-It goes into memory that has no name, which a process of the same user and host can read.
+It goes into memory that has no name, which a process of the same user and host can read: the launcher, or
+the process above a rank of another host.
 """
 
 from __future__ import annotations
@@ -11,9 +12,16 @@ import faulthandler
 import os
 import signal
 import sys
+import time
+from pathlib import Path
+
+from ranks.common.processes import is_stopped
 
 SIGNAL = signal.SIGRTMIN + 7 if sys.platform == "linux" else 0
 """One that programs do not use for themselves."""
+MOST_BYTES = 64 << 10
+_NAME = "shardrun-stacks"
+_WRITE_SECONDS, _NAP = 1.0, 0.02
 
 
 def offer() -> int:
@@ -22,7 +30,40 @@ def offer() -> int:
     if not hasattr(os, "memfd_create"):
         return -1
     with contextlib.suppress(OSError, RuntimeError, ValueError):
-        place = os.memfd_create("shardrun-stacks", os.MFD_CLOEXEC)
+        place = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         faulthandler.register(SIGNAL, file=place, all_threads=True)
         return place
+    return -1
+
+
+def read(pid: int, process: int, place: int) -> str:
+    """What another process of this host then writes; "" where that cannot be had. ``process``: its pidfd,
+    ``place``: the number that `offer` gave there."""
+    if place < 0:
+        return ""
+    path = Path(f"/proc/{pid}/fd/{place}")
+    said = ""
+    with contextlib.suppress(OSError):
+        if _NAME not in os.fspath(path.readlink()):
+            return ""
+        signal.pidfd_send_signal(process, SIGNAL)
+        if is_stopped(pid):  # it writes where it was stopped before it does anything else
+            signal.pidfd_send_signal(process, signal.SIGCONT)
+        deadline = time.monotonic() + _WRITE_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(_NAP)
+            with path.open("rb") as written:
+                before, said = said, written.read(MOST_BYTES).decode(errors="replace")
+            if said and said == before:
+                break
+    return said
+
+
+def place_in(pid: int) -> int:
+    """The number that `offer` gave in another process of this host, or -1."""
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if _NAME in os.fspath(link.readlink()):
+                    return int(link.name)
     return -1

@@ -269,7 +269,8 @@ class Cell:
         for one in alive:
             said, code = one.said(), one.process.poll()
             place = NAMES[0] if self.death.victim == "launcher" else self.victim
-            own = one.host == place or len(alive) == 1
+            # A port that is taken is known to every rank: nobody is at it, or somebody else.
+            own = one.host == place or len(alive) == 1 or self.death.how == "port"
             codes = self.death.own_script_codes if self.starter == "scripts" and own else self.death.codes
             if self.starter == "slurm" and self.death.how == "SIGKILL" and self.death.victim == "launcher":
                 codes = (code or 0,)  # salloc's own, which says nothing of what ran in it

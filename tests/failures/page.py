@@ -7,7 +7,8 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -25,6 +26,10 @@ the job is left on any host, the exit code is 1 (of `run_all.sh` the rank's, aft
 signal by its name. Where the launcher itself was killed, nobody is left to say anything, and `salloc` ends
 with a code of its own. With `scripts`, the other host knows only which rank or host is gone.
 
+What came of each cell is kept in `docs/failures`, with the day and the commit, and the page is made of
+the last of each: not all were tried on one day (see the end), and `--open` tries those that were never
+tried, or were wrong.
+
 The hosts are network namespaces of one machine, each with its own processes, ssh server and, for `slurm`,
 node; with one host, both ranks are on it. The victim is rank 1, with two hosts on the one that the job was
 not started from. `scripts` are those of `shardrun scripts`, with one `run_all.sh` on each host.
@@ -36,8 +41,8 @@ process that is not given the processor notices nothing.
 """
 
 
-def written(records: Mapping[tuple[str, str, int], Mapping[str, Any]], missing: Mapping[str, str]) -> str:
-    """The page. ``missing``: starters that this machine cannot use, and why."""
+def written(records: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> str:
+    """The page, of the last record of each cell by death, starter and number of hosts."""
     counted = {"right": 0, "wrong": 0}
     text = _INTRO.format(seconds=SECONDS, hang=HANG_SECONDS)
     notes: dict[str, None] = {}
@@ -51,7 +56,7 @@ def written(records: Mapping[tuple[str, str, int], Mapping[str, Any]], missing: 
             cells = []
             for name in names:
                 record = records.get((death.name, name, count))
-                if why := left_out(death, name, count) or missing.get(name, ""):
+                if why := left_out(death, name, count):
                     notes[f"{name}, {death.name}: {why}."] = None
                     cells.append("left out")
                 elif record is None:
@@ -78,10 +83,22 @@ def written(records: Mapping[tuple[str, str, int], Mapping[str, Any]], missing: 
     text += (
         "```\n\n## Not tried, and not right\n\n"
         "A host or a cable cannot be taken from a job of one host without taking the launcher with it,\n"
-        'and `local` has one host. "Not run" marks cells for which this run had no time.\n\n'
+        'and `local` has one host. "Not run" marks cells that no run has had time for yet.\n\n'
     )
     text += "".join(f"- {note}\n" for note in notes)
-    return text + "\n" + _machine()
+    return text + "\n" + _tried(records.values()) + "\n" + _machine()
+
+
+def _tried(records: Iterable[Mapping[str, Any]]) -> str:
+    """When the cells were tried, and of which commits."""
+    counted = Counter((record["date"], record["commit"]) for record in records)
+    text = (
+        "The cells were tried on these days, of these commits (+: with changes that were not committed):\n\n"
+    )
+    text += "| day | commit | cells |\n| --- | --- | --- |\n"
+    for (day, commit), number in sorted(counted.items()):
+        text += f"| {day} | {commit or 'not kept'} | {number} |\n"
+    return text
 
 
 def _short(text: str) -> str:
@@ -99,7 +116,7 @@ def _machine() -> str:
     slurm = _said("slurmctld", "-V")
     ssh = _said("ssh", "-V")
     return (
-        f"Made on {time.strftime('%Y-%m-%d')} with Linux {platform.release()}, Python "
+        f"The page was made on {time.strftime('%Y-%m-%d')}, on Linux {platform.release()}, Python "
         f"{platform.python_version()}, "
         f"{os.cpu_count()} processors, {', '.join(found)}, {slurm}, {ssh.partition(',')[0]}.\n"
     )

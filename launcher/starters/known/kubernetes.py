@@ -88,7 +88,9 @@ def _pods(hosts: list[str]) -> dict[str, str]:
         for item in items:
             name, state = item["metadata"]["name"], item["status"]
             if state.get("phase") == "Running":
-                known |= dict.fromkeys([name, item["spec"].get("hostname") or name, state.get("podIP") or name], name)
+                known |= dict.fromkeys(
+                    [name, item["spec"].get("hostname") or name, state.get("podIP") or name], name
+                )
     except (ValueError, TypeError, KeyError, AttributeError):
         raise LaunchError("kubectl lists no pods that can be read: see `kubectl get pods -o json`.") from None
     found = {host: known.get(host) or known.get(host.partition(".")[0]) for host in hosts}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import socket
+import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from types import ModuleType
 
@@ -18,13 +21,14 @@ from sharding.importers import torch_import
 _AGAIN = 0.02  # seconds between two looks whether others have come
 _SHOWN = 8
 _CONNECT = 5.0  # seconds
+_ANSWERS = 10.0  # seconds in which a store that is connected to says something, on a busy host too
 
 
 def remote_store(identity: Identity, timeout: float) -> Store:
     """The store that rank 0 serves, once every rank of the job is connected to it.
 
-    Raises `CollectiveError` where the environment does not say where it is or the port is taken, and
-    `CollectiveTimeoutError` where not all ranks come within ``timeout`` seconds.
+    Raises `CollectiveError` where the environment does not say where it is or another program has the port,
+    and `CollectiveTimeoutError` where not all ranks come within ``timeout`` seconds.
     """
     address, port = (os.environ.get(name, "").strip() for name in (sources.MASTER_ADDR, sources.MASTER_PORT))
     dist: ModuleType = torch_import.load("torch.distributed")
@@ -44,8 +48,18 @@ def remote_store(identity: Identity, timeout: float) -> Store:
         _until_listening(address, int(port), identity.rank, timeout, deadline)
     size, patience = identity.world_size, timedelta(seconds=timeout)
     try:
-        # torch's own waiting takes twice the time-out, and prints its C++ frames.
-        store: Store = dist.TCPStore(address, int(port), size, serves, patience, wait_for_workers=False)
+
+        def make() -> Store:
+            # torch's own waiting takes twice the time-out, and prints its C++ frames.
+            made: Store = dist.TCPStore(address, int(port), size, serves, patience, wait_for_workers=False)
+            return made
+
+        store = make() if serves else _soon(make, min(timeout, _ANSWERS))
+        if store is None:
+            raise CollectiveError(
+                f"Port {port} of {address} (MASTER_ADDR, MASTER_PORT) is taken by another program, which is "
+                f"not rank 0 of this job, or rank 0 is stopped: choose another port, the same on every rank."
+            )
         said_by_all(of_this_start("shardrun-meeting", store), identity, "here", timeout, deadline)
         return store
     except (RuntimeError, OSError) as error:
@@ -66,6 +80,27 @@ def of_this_start(name: str, store: Store) -> Store:
     dist: ModuleType = torch_import.load("torch.distributed")
     part: Store = dist.PrefixStore(f"{name}-{_restarts()}", store)
     return part
+
+
+def _soon(make: Callable[[], Store], seconds: float) -> Store | None:
+    """What ``make`` gives or raises; None where it takes more than ``seconds``: of a program that accepts
+    connections and says nothing torch awaits an answer without an end."""
+    found: queue.SimpleQueue[Store | Exception] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            found.put(make())
+        except Exception as error:  # raised where it is waited for
+            found.put(error)
+
+    threading.Thread(target=work, name="shardrun store", daemon=True).start()
+    try:
+        result = found.get(timeout=seconds)
+    except queue.Empty:
+        return None
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def _agent_serves() -> bool:

@@ -52,6 +52,25 @@ def test_ranks_that_do_not_come(rank: int, words: str) -> None:
     assert "frame #" not in done.stderr and "Exception raised" not in done.stderr
 
 
+def test_a_stranger_that_has_the_port() -> None:
+    """It takes connections and says nothing: torch would wait for ever."""
+    need("gloo")
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        environ = {
+            "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SHARDRUN_TIMEOUT": "3",
+        }  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM], env={**os.environ, **environ}, capture_output=True, text=True,
+            timeout=90, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    *_, said = done.stderr.splitlines()
+    assert f"Port {port} of 127.0.0.1 (MASTER_ADDR, MASTER_PORT) is taken by another program" in said
+    assert "frame #" not in done.stderr
+
+
 SEVERAL = """
 import sys
 import numpy as np

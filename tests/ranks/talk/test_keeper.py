@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.group import control
+from launcher.group import control, halted
 from launcher.group.control import Listener
 from launcher.starters.base import Ended
 from tests.launcher.processes import wait_until
@@ -26,10 +26,15 @@ class Told:
     def __init__(self) -> None:
         self.ended: list[Ended] = []
         self.here: list[int] = []
+        self.peers: list[control.Peer] = []
         self.listener = Listener(
-            2, ["127.0.0.1"], lambda peer: self.here.append(peer.pid), lambda peer, message: None,
+            2, ["127.0.0.1"], self.hello, lambda peer, message: None,
             lambda peer: None, on_shortage=lambda error: None, on_ended=self.ended.append,
         )  # fmt: skip
+
+    def hello(self, peer: control.Peer) -> None:
+        self.peers.append(peer)
+        self.here.append(peer.pid)
 
     def start(self, folder: Path, script: str) -> subprocess.Popen[bytes]:
         path = folder / "script.py"
@@ -83,6 +88,29 @@ def test_a_signal_reaches_the_rank(told: Told, tmp_path: Path, blocked: bool) ->
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_stopped_rank_and_where_it_is(told: Told, tmp_path: Path) -> None:
+    """It is told that the rank is stopped and that it goes on, and where it is in its code."""
+    process = told.start(tmp_path, "def sleeps_long():\n    time.sleep(100)\nsleeps_long()")
+    assert wait_until(lambda: told.peers, SECONDS)
+    (peer,) = told.peers
+    assert peer.process is None and not halted.stopped(told.peers)
+    assert wait_until(lambda: "sleeps_long" in peer.above.stacks(), SECONDS)
+    os.kill(peer.pid, signal.SIGSTOP)
+    assert wait_until(lambda: halted.stopped(told.peers) == [peer], SECONDS)
+    assert halted.in_sentences(told.peers).startswith(
+        f" Rank 1 is process {peer.pid}, which is stopped by a signal such as SIGSTOP"
+    )
+    os.kill(peer.pid, signal.SIGCONT)
+    assert wait_until(lambda: not halted.stopped(told.peers), SECONDS)
+    os.kill(peer.pid, signal.SIGSTOP)
+    assert wait_until(lambda: halted.stopped(told.peers), SECONDS)
+    assert "Stacks of rank 1:" in halted.stacks(peer) and "sleeps_long" in halted.stacks(peer)
+    os.kill(peer.pid, signal.SIGKILL)
+    assert process.wait(SECONDS) == -signal.SIGKILL
+    assert wait_until(lambda: told.ended, SECONDS) and told.ended == [Ended(1, -signal.SIGKILL)]
+    assert peer.above.stacks() == ""
 
 
 def test_the_rank_ends_with_it(told: Told, tmp_path: Path) -> None:
