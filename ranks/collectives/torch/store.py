@@ -33,11 +33,11 @@ def remote_store(identity: Identity, timeout: float) -> Store:
     address, port = (os.environ.get(name, "").strip() for name in (sources.MASTER_ADDR, sources.MASTER_PORT))
     dist: ModuleType = torch_import.load("torch.distributed")
     if not address or not port:
-        missing = " and ".join(
-            name for name, value in ((sources.MASTER_ADDR, address), (sources.MASTER_PORT, port)) if not value
-        )
+        places = ((sources.MASTER_ADDR, address), (sources.MASTER_PORT, port))
+        missing = [name for name, value in places if not value]
+        lacking = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not set"
         raise CollectiveError(
-            f"The {identity.world_size} ranks are not known to be on one host and {missing} is not set: set "
+            f"The {identity.world_size} ranks are not known to be on one host, and {lacking}: set "
             "MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there, the same on every rank."
         )
     if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
