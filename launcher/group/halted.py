@@ -143,7 +143,7 @@ def stacks_of_late(peers: Iterable[Peer], told: Collection[int], error: Mapping[
     """Where ranks waited for others in vain: the stacks of some that have not ``told`` of any trouble."""
     if error.get("type") != "CollectiveTimeoutError":
         return ""
-    late = [peer for peer in peers if peer.rank not in told]
+    late = sorted((peer for peer in peers if peer.rank not in told), key=lambda peer: peer.rank)
     return "".join(map(stacks, late[:_MOST_RANKS]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -15,9 +16,11 @@ import pytest
 from launcher import start
 from launcher.errors import RankFailedError
 from launcher.group import halted
+from launcher.group.control import Peer
 from launcher.group.starting import run_program
 from ranks.common import progress as progress_module
 from ranks.common.waiting import is_stopped
+from ranks.talk.stream import Stream
 from tests.launcher import slices
 from tests.launcher.processes import wait_until
 from tests.left_behind import holding
@@ -216,3 +219,12 @@ def test_a_rank_for_which_others_wait_in_vain_is_shown_with_its_stack(tmp_path: 
     sentence, _, where = str(caught.value).partition("\n")
     assert "Rank 1 did not come" in sentence
     assert where.startswith("Stacks of rank 1:\n") and "in reads_a_slow_disk" in where
+
+
+def test_the_first_late_ranks_are_shown_whichever_came_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(halted, "stacks", lambda peer: f" {peer.rank}")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        peers = [Peer(rank, "a", 0, Stream(ours)) for rank in (3, 0, 2, 1)]
+        assert halted.stacks_of_late(peers, {0}, {"type": "CollectiveTimeoutError"}) == " 1 2"
+        assert halted.stacks_of_late(peers, {0}, {"type": "ValueError"}) == ""
