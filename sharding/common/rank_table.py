@@ -27,6 +27,7 @@ from sharding.errors import ShardrunError
 VERSION = "1.0"
 VERSIONS = (VERSION, super_pods.VERSION)
 MAX_ID = 2**31 - 1
+_MOST_CORES = 1 << 16
 _CORES = r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*"
 _INTERFACE = r"[^\s/,\x00-\x1f]{1,15}"
 """Linux's own bounds of such a name."""
@@ -282,6 +283,10 @@ def _check_servers(check: Checker, servers: list[dict[str, object]]) -> tuple[De
             ):
                 check.fail(f"{place}.device_ip", "an IP address", quote(device_ip))
             cores = check.matching(device, "cores", place, _CORES, 'processors, such as "0-3"')
+            for first, last in re.findall(r"(\d+)-(\d+)", cores):
+                if not 0 <= int(last) - int(first) < _MOST_CORES:
+                    check.fail(f"{place}.cores", "the lower number first, and no more than machines have",
+                               quote(cores))  # fmt: skip
             known_ip = device_ip if isinstance(device_ip, str) and device_ip else None
             for key, value, seen, expected in (
                 ("device_id", device_id, device_paths, "a device used once on its server"),
