@@ -69,7 +69,10 @@ def _saved(path: Path, hosts: int, found: dict[str, float]) -> Finding:
     from sharding.slices.topology import Link
 
     rounds = 2 * (hosts - 1)
-    moving = max(found["large"] - found["small"], 1e-9)
+    moving = found["large"] - found["small"]
+    if moving <= 0:
+        return Finding("fail", f"{path} is not written: the large sum took no longer than the small one",
+                       "something else keeps the hosts or their network busy: try again")  # fmt: skip
     link = Link(rounds / hosts * found["bytes"] / moving, found["small"] / rounds)
     write_file(path, link_text(link).encode(), "link")
     return Finding("ok", f"{path}: {link} between hosts, for --link")

@@ -66,6 +66,8 @@ def said(places: Sequence[tuple[str, str]]) -> str:
 
 def _bind_to(cores: str, nodes: Sequence[Sequence[Core]], why: str) -> None:
     wanted = set(parse_ranges(cores) or ())
+    if not wanted:
+        raise IdentityError(f"{why}, which are no list of cores such as 0-3: correct the table")
     there = {cpu for node in nodes for core in node for cpu in core}
     if not wanted:
         raise IdentityError(f"{why}, which are none: correct the table, or give --bind none")

@@ -27,7 +27,8 @@ from sharding.errors import ShardrunError
 VERSION = "1.0"
 VERSIONS = (VERSION, super_pods.VERSION)
 MAX_ID = 2**31 - 1
-_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
+_MOST_CORES = 1 << 16
+_CORES = re.compile(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", re.ASCII)
 _INTERFACE = re.compile(r"[^\s/,\x00-\x1f]{1,15}", re.ASCII)
 """Linux's own bounds of such a name."""
 
@@ -283,7 +284,11 @@ def _check_servers(check: Checker, servers: list[dict[str, object]]) -> tuple[De
                 isinstance(device_ip, str) and (_is_ip(device_ip) or not device_ip)
             ):
                 check.fail(f"{place}.device_ip", "an IP address", quote(device_ip))
-            cores = check.matching(device, "cores", place, _are_cores, 'processors, such as "0-3"')
+            cores = check.matching(device, "cores", place, _CORES.fullmatch, 'processors, such as "0-3"')
+            for first, last in re.findall(r"(\d+)-(\d+)", cores):
+                if not 0 <= int(last) - int(first) < _MOST_CORES:
+                    check.fail(f"{place}.cores", "the lower number first, and no more than machines have",
+                               quote(cores))  # fmt: skip
             known_ip = device_ip if isinstance(device_ip, str) and device_ip else None
             for key, value, seen, expected in (
                 ("device_id", device_id, device_paths, "a device used once on its server"),
@@ -310,11 +315,6 @@ def _check_servers(check: Checker, servers: list[dict[str, object]]) -> tuple[De
         devices.append(Device(rank, device_id, name, host, place_there, device_ip, cores, interface))
         local[host] += 1
     return tuple(devices)
-
-
-def _are_cores(text: str) -> bool:
-    ranges = [_RANGE.fullmatch(part) for part in text.split(",")]
-    return all(found is not None and int(found[1]) <= int(found[2] or found[1]) for found in ranges)
 
 
 def _as_number(value: object, strings_only: bool, largest: int = MAX_ID) -> int | None:

@@ -11,6 +11,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import cast
 
@@ -47,6 +48,7 @@ class _StandIn(ModuleType):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
+        self.__spec__ = PathFinder.find_spec(name)  # for who only asks whether it is installed
         self._thread = threading.get_ident()
 
     def __getattr__(self, name: str) -> object:

@@ -30,10 +30,12 @@ def blocks(document: Path, *kinds: str) -> list[tuple[str, str, str]]:
 
 
 def shape_of(text: str) -> list[str]:
-    """Lines of output without what may differ from machine to machine: numbers, widths, rules of tables."""
+    """Lines of output without what may differ from machine to machine: numbers, widths, rules of tables,
+    and the host of a rank."""
     lines = []
     for raw in text.splitlines():
-        line = re.sub(r"-?\d[\d.,]*(e[-+]?\d+)?", "#", raw)
+        line = re.sub(r"^(\[\d+@)[^\]]+", r"\1host", raw)
+        line = re.sub(r"-?\d[\d.,]*(e[-+]?\d+)?", "#", line)
         line = re.sub(r"# (ms|µs|s|B|kB|MB|GB)\b", "# unit", line)
         line = re.sub(r"[-─━]{2,}", "--", line)
         if line := " ".join(line.split()):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, LaunchError
@@ -85,19 +86,31 @@ def _pods(hosts: list[str]) -> dict[str, str]:
     try:
         items: list[dict[str, dict[str, str]]] = json.loads(done.stdout)["items"]
         known: dict[str, str] = {}
+        domains: dict[str, list[str | None]] = {}
         for item in items:
             name, state = item["metadata"]["name"], item["status"]
             if state.get("phase") == "Running":
                 known |= dict.fromkeys(
                     [name, item["spec"].get("hostname") or name, state.get("podIP") or name], name
                 )
+                domains[name] = [item["spec"].get("subdomain"), item["metadata"].get("namespace")]
     except (ValueError, TypeError, KeyError, AttributeError):
         raise LaunchError("kubectl lists no pods that can be read: see `kubectl get pods -o json`.") from None
-    found = {host: known.get(host) or known.get(host.partition(".")[0]) for host in hosts}
+    found = {host: known.get(host) or _by_domain(host, known, domains) for host in hosts}
     if lacking := [host for host, pod in found.items() if pod is None]:
         there = ", ".join(sorted(set(known.values()))[:8]) or "none"
         raise LaunchError(f"No running pod is {lacking[0]}; there are: {there}. Correct --hosts.")
     return {host: pod for host, pod in found.items() if pod is not None}
+
+
+def _by_domain(
+    host: str, known: Mapping[str, str], domains: Mapping[str, Sequence[str | None]]
+) -> str | None:
+    """The pod of POD.SERVICE.NAMESPACE...: one of another service or namespace may have the same name."""
+    first, *rest = host.split(".")
+    pod = known.get(first)
+    fits = pod is not None and all(own in {None, said} for own, said in zip(domains[pod], rest, strict=False))
+    return pod if fits else None
 
 
 STARTER = Starter(_make, meaning="kubectl exec into pods that run already, from one of them")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.checkup.handshake import _saved
 from launcher.errors import ConfigError
 from launcher.job.job import merge
 from launcher.job.places.link import link_text, parse_link
@@ -106,3 +107,16 @@ def test_commands_that_plan(tmp_path: Path) -> None:
 def test_doctor_saves_only_what_it_can_measure(tmp_path: Path) -> None:
     done = shardrun("doctor", "--ranks", 2, "--save-link", "link.json", cwd=tmp_path)
     assert done.returncode == 2 and "--save-link measures between hosts" in done.stderr
+
+
+@pytest.mark.parametrize(("large", "said"), [(0.021, "1 Gbit/s, 0.5 ms between hosts"), (0.001, None)])
+def test_a_link_is_what_sums_take(tmp_path: Path, large: float, said: str | None) -> None:
+    """A ring of two hosts takes two rounds, in each of which half of the bytes moves."""
+    path = tmp_path / "link.json"
+    finding = _saved(path, 2, {"small": 0.001, "large": large, "bytes": 2_500_000})
+    if said is None:
+        assert finding.level == "fail" and "took no longer than the small one" in finding.what
+        assert not path.exists()
+    else:
+        assert finding.level == "ok" and said in finding.what
+        assert parse_link(str(path)).bandwidth == pytest.approx(125e6)

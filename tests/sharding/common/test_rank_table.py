@@ -116,7 +116,7 @@ def edited(*steps: Any, value: Any = ..., key: str | None = None) -> dict[str, A
         (edited("server_list", 0, "server_ip", value="10.0"), "$.server_list[0].server_ip: expected an IP address"),
         (edited("server_list", 0, key="device"), "$.server_list[0].device: expected a list of devices, at least one"),
         (edited("server_list", 0, "device", 1, "cores", value="0,3-1"),
-         '$.server_list[0].device[1].cores: expected processors, such as "0-3", found "0,3-1"'),
+         '$.server_list[0].device[1].cores: expected the lower number first, and no more than machines have, found "0,3-1"'),
         (edited("server_list", 0, "device", 1, "cores", value=""), '[1].cores: expected processors, such as "0-3"'),
         (edited("server_list", 0, "device", 1, "device_id", value="0"),
          '$.server_list[0].device[1].device_id: expected a device used once on its server, found "0", also at'),

@@ -52,11 +52,13 @@ assert type(sys.modules["sympy"]) is type(sys) and sympy.Integer(1) + 1 == 2
 print("as ever")
 """
 OTHER = """
+import importlib.util
 import sys
 found = []
 
 def other():
     assert "sympy" in sys.modules and "sympy.core" not in sys.modules
+    assert importlib.util.find_spec("sympy").origin
     import sympy
     from sympy import Symbol
     import sympy.core.numbers
