@@ -25,8 +25,9 @@ that of the death, and the first line of standard error names the rank, its host
 its name. What came of each cell is kept in `docs/failures`, with the day and the commit, and the page is made
 of the last of each: the cells were not all tried on one day (see the end), and `--open` tries those that were
 never tried, or were wrong. The hosts are network namespaces of one machine, each with its own processes, ssh
-server and, for `slurm`, node; with one host, both ranks are on it. The victim is rank 1, with two hosts on the
-one that the job was not started from. `scripts` are those of `shardrun scripts`, with one `run_all.sh` on each host.
+server and, for `slurm`, node; with one host, both ranks are on it. The victim is rank 1, with two hosts on
+the one that the job was not started from. `scripts` are those of `shardrun scripts`, with one `run_all.sh` on
+each host.
 
 A number is the seconds from the death to the end of the last process; where a rank never starts, from the
 start. "2nd" says that a first try was not right and a second was: the machine did other work meanwhile, and a
