@@ -65,7 +65,8 @@ class Job(Options):
 
     def of_starting(self) -> str:
         """The first flag given that only whatever starts the ranks can follow; "" without one."""
-        names = (name for name in OF_STARTING if name != "launcher")
+        # How long a rank may be stopped is for the process beside each, whoever starts them.
+        names = (name for name in OF_STARTING if name not in {"launcher", "hang_timeout"})
         found = next((name for name in names if getattr(self, name) != getattr(Job(), name)), "")
         return OPTIONS[found].flag if found else ""
 

@@ -50,10 +50,23 @@ def start_group(job: Job, model: Loadable, progress: Progress | None = None) -> 
     return group
 
 
+def take_part(job: Job, identity: Identity) -> None:
+    """Makes this process one of the ranks that something else starts: it has their name, and ends with what
+    started it, or where it is stopped for too long."""
+    from ranks.talk import orphan
+    from ranks.talk.guard import GUARD
+    from ranks.talk.title import name_process
+
+    if identity.world_size > 1:
+        GUARD.stand(identity.rank, identity.host, orphan.end_with_launcher(), job.hang_timeout)
+        name_process(identity.rank, identity.world_size, settings.JOB.text(), f"run {job.model}")
+
+
 def join_group(job: Job, model: Loadable, identity: Identity) -> tuple[Communicator, RankModel]:
     """Joins the group that something else starts, as `ranks.run.target.load` does."""
     from ranks.run.target import load
 
+    take_part(job, identity)
     loaded = load(
         model.path,
         identity,

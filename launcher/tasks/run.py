@@ -22,7 +22,7 @@ from launcher.job import precision
 from launcher.job.job import Job
 from launcher.job.model import Opened, opened, reference_key, source_of, world_size
 from launcher.job.verify import check_signature, compare_outputs, run_reference
-from launcher.tasks.loading import join_group, start_group
+from launcher.tasks.loading import join_group, start_group, take_part
 from ranks.identity.identity import identify
 from sharding.common.text import listed_collectives, reason_rows
 
@@ -112,7 +112,7 @@ def run_rank(job: Job, identity: Identity, show: Show = "table") -> int:
     process itself, as it does if the run fails."""
     from ranks.talk import orphan
 
-    orphan.end_with_launcher()
+    take_part(job, identity)
     joined = False
     try:
         check = functools.partial(check_job, job, inputs=identity.rank == 0)

@@ -53,9 +53,10 @@ class Groups:
             return communicator
         who = identify(identity)
         if who.world_size > 1:
+            from ranks.talk.guard import GUARD
             from ranks.talk.orphan import end_with_launcher
 
-            end_with_launcher()
+            GUARD.stand(who.rank, who.host, end_with_launcher())
             if device == "cuda":
                 self._demand_own_gpu(who, timeout)
         communicator = connect(who, name, timeout, device)

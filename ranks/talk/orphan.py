@@ -32,13 +32,14 @@ _FARTHEST = 16  # ancestors that are looked at: between may be shells, or a tool
 
 
 @functools.cache
-def end_with_launcher() -> None:
-    """Ends this process when the launcher that started it on this host ends. Does nothing without one."""
+def end_with_launcher() -> int:
+    """Ends this process when the launcher that started it on this host ends. Gives that one's process; 0, and
+    does nothing, without one."""
     if CONTROL.text():
-        return
+        return 0
     found = _launcher()
     if found is None:
-        return
+        return 0
     pid, name = found
     who = f"{name} (process {pid})"
     with contextlib.suppress(OSError, AttributeError):  # Linux is older than 5.3
@@ -47,6 +48,7 @@ def end_with_launcher() -> None:
         except ProcessLookupError:
             _end(who)
         threading.Thread(target=_wait, args=(watched, who), name="shardrun orphan", daemon=True).start()
+    return pid
 
 
 def _wait(watched: int, who: str) -> None:

@@ -1,0 +1,60 @@
+"""`shardrun run` as the tasks of an srun that a user started: dead ranks hold no allocation."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.clusters import NAMES, ROOT
+from tests.failures.jobs import HOOK
+from tests.launcher.cli_tools import environment
+from tests.launcher.clusters.conftest import Cluster
+from tests.launcher.processes import wait_until
+
+_SECONDS = 60
+
+
+@pytest.mark.parametrize("collectives", ["gloo", "mpi"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_gone(slurm: Cluster, tmp_path: Path, collectives: str, how: signal.Signals) -> None:
+    """Without `srun -K`, by which Slurm itself would end the others."""
+    assert slurm.slurm is not None
+    plugin = "none" if collectives == "gloo" else "pmix"
+    srun = ["salloc", "--quiet", "--nodes=2", "--ntasks=2", "srun", "--kill-on-bad-exit=0", f"--mpi={plugin}"]
+    words = ["run", slurm.slices, "--repeat", 10**9, "--collectives", collectives]
+    limits = ["--timeout", 60, "--hang-timeout", 3]
+    more = {
+        "SHARDRUN_CACHE": str(slurm.folder / "cache"),
+        "SHARDRUN_JOB": "0123456789abcdef" * 2,
+        "MASTER_ADDR": NAMES[0],
+        "MASTER_PORT": "29701",
+        "FAILURES_FOLDER": str(tmp_path),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{HOOK}",
+    }
+    command = slurm.hosts.command(
+        NAMES[0], [*srun, sys.executable, "-m", "launcher.cli", *words, *limits],
+        **more, **slurm.slurm.environment,
+    )  # fmt: skip
+    started = subprocess.Popen(
+        command, cwd=slurm.folder, env=environment(), stdin=subprocess.DEVNULL, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        at_work = [tmp_path / f"busy_{rank}" for rank in range(2)]
+        assert wait_until(lambda: all(path.exists() for path in at_work), _SECONDS)
+        (victim,) = slurm.ranks(NAMES[1])
+        os.kill(victim, how)
+        _, said = started.communicate(timeout=_SECONDS)
+    finally:
+        started.kill()
+        started.wait()
+    assert started.returncode != 0
+    if how == signal.SIGSTOP:
+        assert f"rank 1 on host {NAMES[1]} did not go on within 3 s: it is process" in said, said
+    assert wait_until(lambda: not slurm.ranks(), 10), (slurm.ranks(), said)
+    slurm.slurm.idle()

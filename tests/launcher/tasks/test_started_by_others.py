@@ -1,0 +1,54 @@
+"""`shardrun run` as the ranks of an mpirun that a user started, of which a signal stops one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+from tests.launcher.cli_tools import environment
+from tests.launcher.processes import LIMIT, MARK, marked, wait_until
+from tests.ranks import worlds
+from tests.ranks.collectives.test_collectives import need
+
+
+def test_an_mpirun_does_not_wait_for_it(two_slices: Path, tmp_path: Path) -> None:
+    """Of ranks that a user starts, which have their names in the list of processes."""
+    need("mpi")
+    mark = uuid.uuid4().hex
+    words = ["run", str(two_slices), "--repeat", "1000000000", "--hang-timeout", "2", "--timeout", "60"]
+    command = [
+        *(str(worlds.mpirun()), "-n", "2", "--oversubscribe", sys.executable, "-m", "launcher.cli", *words)
+    ]
+    started = subprocess.Popen(
+        command, env=environment(**{MARK: mark, "TMPDIR": str(tmp_path)}), text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    named = "shardrun rank 1 of 2, job "
+
+    def rank() -> int:
+        return next((pid for pid in marked(mark) if _called(pid).startswith(named)), 0)
+
+    try:
+        assert wait_until(lambda: rank() > 0, 60)
+        os.kill(rank(), signal.SIGSTOP)
+        _, said = started.communicate(timeout=60)
+        assert wait_until(lambda: not marked(mark), LIMIT), marked(mark)
+    finally:
+        started.kill()
+        for pid in marked(mark):
+            os.kill(pid, signal.SIGKILL)
+    assert started.returncode != 0
+    assert (
+        f"shardrun: error: rank 1 on host {os.uname().nodename} did not go on within 2 s: it is pro" in said
+    )
+
+
+def _called(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""

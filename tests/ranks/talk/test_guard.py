@@ -1,0 +1,77 @@
+"""A rank that something else started and a signal stops: it does not keep the others, nor what started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tests.launcher.cli_tools import environment
+from tests.launcher.processes import LIMIT, MARK, marked, wait_until
+
+PROGRAM = """
+import os, sys, time
+from ranks.talk.guard import GUARD
+GUARD.stand(3, "here", int(sys.argv[1]), 1.0)
+GUARD.stand(3, "here", int(sys.argv[1]), 1.0)
+print("ready", flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    made = uuid.uuid4().hex
+    yield made
+    for pid in marked(made):
+        os.kill(pid, signal.SIGKILL)
+
+
+def start(mark: str, launcher: int) -> subprocess.Popen[str]:
+    started = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(launcher)], env=environment(**{MARK: mark}), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert started.stdout is not None and started.stdout.readline() == "ready\n"
+    return started
+
+
+def test_a_stopped_rank_is_ended(mark: str) -> None:
+    started = start(mark, 0)
+    assert len(marked(mark)) == 2
+    started.send_signal(signal.SIGSTOP)
+    _, said = started.communicate(timeout=60)
+    assert started.returncode == -signal.SIGKILL
+    assert said.startswith(
+        f"shardrun: error: rank 3 on host here did not go on within 1 s: it is process {started.pid} ("
+    )
+    assert "which is stopped by a signal such as SIGSTOP" in said and said.count("\n") == 1
+    assert wait_until(lambda: not marked(mark), LIMIT), marked(mark)
+
+
+def test_one_whose_launcher_is_stopped_too_waits(mark: str) -> None:
+    """Ctrl-Z stops both."""
+    launcher = subprocess.Popen(["sleep", "100"])
+    try:
+        started = start(mark, launcher.pid)
+        launcher.send_signal(signal.SIGSTOP)
+        started.send_signal(signal.SIGSTOP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            started.wait(4)
+        launcher.send_signal(signal.SIGCONT)
+        assert started.wait(60) == -signal.SIGKILL
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+def test_it_ends_with_the_rank(mark: str) -> None:
+    started = start(mark, 0)
+    started.kill()
+    started.communicate(timeout=60)
+    assert wait_until(lambda: not marked(mark), LIMIT), marked(mark)
