@@ -105,8 +105,9 @@ def _refuse_cuts(inner: NodeAnnotation, where: str) -> None:
         for dim in spec.sharded_dim:
             if any(simple.num_shards > 1 for simple in dim.simple_sharding):
                 raise SliceError(
-                    f"{where}: {inner.label}: tensor {name!r} cannot be cut on axis {dim.axis}: the node is "
-                    "in the body of a function or of a control-flow operator, which every rank runs whole."
+                    f"{where}: {inner.label}: tensor {name!r} cannot be cut on axis {dim.axis} as annotated: "
+                    "the node is in the body of a function or of a control-flow operator, which is planned "
+                    f"without annotations. Take this one away, or {IGNORE}."
                 )
 
 

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from sharding.common.storage import why_unwritable
 from sharding.demands.annotations import device_groups, read_stripped
-from sharding.demands.demand import first_output
+from sharding.demands.demand import first_output, label_of
 from sharding.demands.device_specs import write_spec
 from sharding.errors import OutputError
 from sharding.graph.symbols import shown_shape
 from sharding.importers.sniff import is_imported
 from sharding.onnx_files.external import find_data, locations
 from sharding.onnx_files.protobuf import field, fields, varint
+from sharding.rules.flow import FLOW
+from sharding.search.branches import paths
 from sharding.slices.folder import replace_file
 from sharding.slices.manifest import sha256_of
 from sharding.slices.mesh import Mesh
@@ -69,6 +71,7 @@ def annotate(plan: Plan, output: str | Path) -> None:
         held = find_data(source, name, str(source))
         if output.exists() and held.exists() and output.samefile(held):
             raise OutputError(f"{output} holds weights of {source}: give the annotated copy another name.")
+    _check_bodies(plan)
     mesh = plan.mesh
     devices = mesh.length("pipeline") * mesh.length("tensor")
     replaced = {item.name for item in proto.configuration if item.num_devices == devices}
@@ -105,6 +108,20 @@ def _configuration(name: str, devices: int) -> bytes:
 
 
 # What is annotated.
+
+
+def _check_bodies(plan: Plan) -> None:
+    """Raises `OutputError` where the plan cuts what is in the body of a control-flow operator: no annotation
+    there is read."""
+    for step, choice, path in zip(plan.steps, plan.choices, paths(plan.steps), strict=True):
+        option = step.options[choice]
+        cut = any(placement != REPLICATED for placement in (*option.inputs, *option.outputs))
+        if cut and path and step.node.domain != FLOW:
+            raise OutputError(
+                f"{plan.source.path}: this plan cannot be written as annotations: it cuts "
+                f"{label_of(step.node)} in the body of a control-flow operator, where none are followed. "
+                "Keep the plan in a file of its own, with --save-plan."
+            )
 
 
 def _annotations(plan: Plan, proto: onnx.ModelProto, name: str, mesh: Mesh) -> dict[str, bytes]:

@@ -20,7 +20,7 @@ from sharding.planning.plan import Plan, plan_model
 from sharding.slices.mesh import Mesh, parse_mesh
 from sharding.slices.placement import REPLICATED, Placement, Split
 from sharding.writing.annotate import annotate
-from tests.sharding import graphs, lockstep
+from tests.sharding import graphs, lockstep, merged_decoder
 from tests.sharding.graphs import array
 from tests.sharding.llama import Llama
 
@@ -249,6 +249,29 @@ def test_what_cannot_be_carried_out_is_named(tmp_path: Path, text: str, message:
     assert "\n" not in str(caught.value)
     node, _, _ = text.partition(" ")
     assert f"that makes '{node}'" in str(caught.value)
+
+
+def test_cuts_in_bodies_are_neither_written_nor_read(tmp_path: Path) -> None:
+    """They would be lost without a word: bodies are planned without annotations."""
+    path = tmp_path / "m.onnx"
+    merged_decoder.build(path)
+    plan = plan_model(path, 2)
+    with pytest.raises(OutputError, match=r"it cuts .* in the body of a control-flow .* with --save-plan"):
+        annotate(plan, tmp_path / "a.onnx")
+    assert not (tmp_path / "a.onnx").exists()
+    model = onnx.load(path)
+    model.ir_version = 11
+    model.configuration.add(name="two", num_devices=2)
+    body = model.graph.node[0].attribute[0].g
+    product = next(node for node in body.node if node.op_type == "MatMul")
+    spec = product.device_configurations.add(configuration_id="two").sharding_spec.add()
+    spec.tensor_name = product.input[1]
+    spec.sharded_dim.add(axis=1).simple_sharding.add(num_shards=2)
+    onnx.save(model, path)
+    with pytest.raises(SliceError, match=r"cannot be cut on axis 1 as annotated: the node is in the body"):
+        plan_model(path, 2)
+    again = plan_model(path, 2, options=SliceOptions(annotations=False))
+    assert again.collectives == plan.collectives
 
 
 def test_an_operator_that_cannot(tmp_path: Path) -> None:
