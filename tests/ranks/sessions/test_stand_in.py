@@ -61,8 +61,9 @@ def test_a_plain_model_runs_on_the_device_that_was_asked_for(tmp_path: Path) -> 
     assert found == {"near": True, "device": "1", "taken": [[CUDA, "MatMul"]]}
 
 
-def test_each_rank_works_on_the_device_that_nccl_holds(tmp_path: Path) -> None:
-    for rank, found in enumerate(result(start("parts", str(tmp_path), FAKE_CUDA_DEVICES="2"))):
+@pytest.mark.parametrize("scenario", ["parts", "parts_that_join"])
+def test_each_rank_works_on_the_device_that_nccl_holds(scenario: str, tmp_path: Path) -> None:
+    for rank, found in enumerate(result(start(scenario, str(tmp_path), FAKE_CUDA_DEVICES="2"))):
         assert found == {
             "near": True,
             "weights": [[2, rank]],  # DLPack's number of CUDA, and the device's
@@ -348,9 +349,11 @@ def test_a_number_that_is_not_the_ranks_is_taken_at_its_word(monkeypatch: pytest
     assert targets._gpu_of(5) == 1
 
 
-def test_weights_that_cannot_be_used_on_the_gpu_are_told_of(tmp_path: Path) -> None:
-    found = result(start("shared", str(tmp_path), SHARDRUN_CACHE=str(tmp_path / "cache")))
+@pytest.mark.parametrize("scenario", ["shared", "shared_in_bodies"])
+def test_weights_that_cannot_be_used_on_the_gpu_are_told_of(scenario: str, tmp_path: Path) -> None:
+    found = result(start(scenario, str(tmp_path), SHARDRUN_CACHE=str(tmp_path / "cache")))
     assert found["near"] == [True, True]
+    assert found["blocks"] == [8192], "what the CPU reads takes no room on the GPU"
     for warned in found["warned"]:
         assert len(warned) == 1
         assert re.match(
