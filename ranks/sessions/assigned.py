@@ -34,7 +34,9 @@ def read_on_cpu(
     Where a node in the body of another reads on the CPU what is read on the device elsewhere, ONNX Runtime
     copies it in each run.
     """
-    on_cpu, read, on_device = {name for who, _, name in nodes_of(session) if who == CPU and name}, {}, set()
+    on_cpu = {name for who, _, name in nodes_of(session) if who == CPU and name}
+    read: dict[str, str] = {}
+    on_device: set[str] = set()
     for node in nodes_in(graph):
         if node.name in on_cpu:
             read.update(dict.fromkeys(node.input, node.op_type))
