@@ -12,12 +12,14 @@ import secrets
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
 from ranks.devices import devices
@@ -211,6 +213,34 @@ def test_libraries_where_pip_puts_them(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(devices, "_capi", lambda: tmp_path / "onnxruntime" / "capi")
     assert not isinstance(devices._load("libshardrun_test.so.1"), OSError)
     assert isinstance(devices._load("libshardrun_test.so.2"), OSError)
+
+
+def test_threads_that_load_at_once_keep_the_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ONNX Runtime prints which libraries it does not find."""
+    turns, order = [threading.Event() for _ in range(3)], iter(range(2))
+
+    def preload_dlls() -> None:
+        print("a library is not there")
+        number = next(order)
+        turns[number].set()
+        assert turns[number + 1].wait(30)  # the first goes on when the second has come, which ends last
+
+    def load() -> None:
+        devices.preload.__wrapped__(())
+        turns[2].set()
+
+    monkeypatch.setattr(ort, "preload_dlls", preload_dlls)
+    before = sys.stdout
+    threads = [threading.Thread(target=load) for _ in range(2)]
+    for thread, inside in zip(threads, turns, strict=False):
+        thread.start()
+        assert inside.wait(30)
+    for thread in threads:
+        thread.join(30)
+    assert sys.stdout is before and next(order, None) is None
+    assert capsys.readouterr().out == ""
 
 
 def test_what_a_library_is_linked_to(tmp_path: Path) -> None:
