@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 
 import onnxruntime as ort
 
@@ -174,14 +175,23 @@ def preload(parts: tuple[str, ...]) -> str:
     """
     # It warns at each session, of what it does by itself as well; what fails is raised.
     ort.set_default_logger_severity(3)
-    if hasattr(ort, "preload_dlls"):
-        with contextlib.redirect_stdout(None):  # it prints what it does not find
-            ort.preload_dlls()
+    _without_prints(getattr(ort, "preload_dlls", None))
     for part in parts:
         for library in needed(_capi() / f"libonnxruntime_providers_{part}.so"):
             if isinstance(missing := _load(library), OSError):
                 return str(missing)
     return ""
+
+
+def _without_prints(call: object) -> None:
+    """Calls a function that prints what it does not find, if there is one, without that.
+
+    Not by way of `sys.stdout`, which all threads share: of two that put it aside at once, the later one puts
+    back that there is none, and the process says nothing any more.
+    """
+    if isinstance(call, FunctionType):
+        own = {**call.__globals__, "print": lambda *_, **__: None}
+        FunctionType(call.__code__, own, call.__name__, call.__defaults__, call.__closure__)()
 
 
 def _capi() -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from ranks.devices.providers import CPU
+from sharding.onnx_files.walk import nodes_in
 
 if TYPE_CHECKING:
     import onnx
@@ -26,22 +27,28 @@ def nodes_of(session: ort.InferenceSession) -> list[tuple[str, str, str]]:
 def read_on_cpu(
     graph: onnx.GraphProto, session: ort.InferenceSession, names: Collection[str]
 ) -> dict[str, str]:
-    """The values among ``names`` that a node reads which the CPU's provider has taken, each with that node's
-    type. ``graph`` is what the session was made of, with its optimisations off."""
-    on_cpu = {name for who, _, name in nodes_of(session) if who == CPU}
-    return {
-        name: node.op_type
-        for node in graph.node
-        if node.name in on_cpu
-        for name in node.input
-        if name in names
-    }
+    """The values among ``names`` that nodes read which the CPU's provider has taken, and no others, each with
+    the type of such a node. ``graph`` is what the session was made of, with its optimisations off and names
+    by `name_all`.
+
+    Where a node in the body of another reads on the CPU what is read on the device elsewhere, ONNX Runtime
+    copies it in each run.
+    """
+    on_cpu = {name for who, _, name in nodes_of(session) if who == CPU and name}
+    read: dict[str, str] = {}
+    on_device: set[str] = set()
+    for node in nodes_in(graph):
+        if node.name in on_cpu:
+            read.update(dict.fromkeys(node.input, node.op_type))
+        else:
+            on_device.update(node.input)
+    return {name: kind for name, kind in read.items() if name in names and name not in on_device}
 
 
 def name_all(graph: onnx.GraphProto) -> None:
-    """Gives each node a name of its own."""
+    """Gives each node a name of its own, those in the bodies of others too."""
     seen: set[str] = set()
-    for index, node in enumerate(graph.node):
+    for index, node in enumerate(nodes_in(graph)):
         name = node.name or f"{node.op_type}_{index}"
         while name in seen:
             name += "_"

@@ -54,6 +54,14 @@ def bound(folder: Path) -> Any:
     return [stale, near(y, 2 * X @ W[0])]
 
 
+def _shares(options: ort.SessionOptions) -> bool:
+    """Whether a session takes what it computes in from the process's arena, and weights from elsewhere."""
+    try:
+        return all(options.get_session_config_entry(key) == "1" for key in arena.WORKSPACE_ONLY)
+    except RuntimeError:  # it was not told of one of them
+        return False
+
+
 def cut(folder: Path) -> Any:
     """A model of two sessions with a collective between them, run four times."""
     use_tensors()
@@ -66,8 +74,9 @@ def cut(folder: Path) -> Any:
             (y,), calls = counts(lambda: loaded.run({"x": X}))
             runs.append([near(y, X @ W[0] @ W[2]), calls])
         assert loaded._program is not None
-        told = [one.get_provider_options()[CUDA[0]] for one in loaded._program._sessions if one is not None]
-        return runs, [one["arena_extend_strategy"] for one in told], arena.on_cuda(0)
+        there = [one for one in loaded._program._sessions if one is not None]
+        told = [one.get_provider_options()[CUDA[0]]["arena_extend_strategy"] for one in there]
+        return runs, told, [_shares(one.get_session_options()) for one in there]
 
     return on_ranks(1, work)[0]
 

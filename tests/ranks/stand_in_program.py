@@ -13,6 +13,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from ranks.run import executor, group, target
 from ranks.run.placement import Placement
 from ranks.sessions.assigned import RECORD, nodes_of
 from ranks.sessions.session import SessionConfig, create, reason
+from ranks.weights.device import cuda_ipc
 from sharding.importers import torch_import
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.rank_models import model, node, save, value
@@ -123,16 +125,20 @@ def plain(folder: Path) -> Any:
     }
 
 
-def parts(folder: Path) -> Any:
-    """Two ranks in threads, each with a device as NCCL gives it; the second's variable weight is replaced."""
+def parts(folder: Path, *, joins: bool = False) -> Any:
+    """Two ranks in threads, each with a device as NCCL gives it; the second's variable weight is replaced.
+    ``joins``: they join their group when the model turns out to need one."""
     use_tensors()
-    paths = rank_models(folder)
+    paths, own = rank_models(folder), threading.local()
+    if joins:
+        group.join_for = lambda provider: own.world
 
     def work(communicator: FakeCommunicator) -> Any:
         communicator.device = types.SimpleNamespace(index=communicator.rank)  # type: ignore[attr-defined]
+        own.world = communicator
         loaded = executor.load(
             paths[communicator.rank],
-            communicator=communicator,
+            communicator=None if joins else communicator,
             placement=Placement(CUDA),
             variable_weights=["w2"],
         )
@@ -148,6 +154,11 @@ def parts(folder: Path) -> Any:
         }
 
     return on_ranks(2, work)
+
+
+def parts_that_join(folder: Path) -> Any:
+    """As `parts`, without a group beforehand."""
+    return parts(folder, joins=True)
 
 
 def tensorrt(folder: Path) -> Any:
@@ -248,29 +259,52 @@ def _answer(found: Callable[[], Any]) -> Any:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made = found()
-        answer = made.predict([X, np.ones((3, 16), np.int8)])[0].get_data_to_numpy()
+        feeds = [X, np.ones((3, 16), np.int8), np.array(True)]
+        answer = made.predict(feeds[: len(made.get_inputs())])[0].get_data_to_numpy()
     return made, answer.tolist(), [str(one.message) for one in caught]
 
 
-def shared(folder: Path) -> Any:
+def shared(folder: Path, *, bodies: bool = False) -> Any:
     """The owner of weights on the GPU, one of which is read by a node that CUDA's provider leaves to the CPU,
-    and a process that attaches."""
+    and a process that attaches; ``bodies``: that node lies in both branches of an If,
+    with one that reads the other weight, which is shared all the same."""
     path = folder / "shared.onnx"
     half, zero = {"one": np.array(0.5, np.float32)}, {"zero": np.array(0, np.int8)}
     w8 = GENERATOR.integers(-100, 100, (16, 1024)).astype(np.int8)
     w = GENERATOR.standard_normal((16, 128)).astype(np.float32)
-    nodes = [
-        node("MatMul", ["x", "w"], ["p"]),
-        node("QLinearMatMul", ["q", "one", "zero", "w8", "one", "zero", "one", "zero"], ["z"]),
-    ]
+    on_cpu = node("QLinearMatMul", ["q", "one", "zero", "w8", "one", "zero", "one", "zero"], ["z"])
     inputs = [value("x", [3, 16]), value("q", [3, 16], onnx.TensorProto.INT8)]
-    onnx.save(model(nodes, inputs, ["p", "z"], {"w": w, "w8": w8, **half, **zero}), path)
+    if bodies:
+        far = node("CDist", ["p", "w"], ["d"], metric="euclidean")
+        far.domain, on_cpu.name = "com.microsoft", "same"  # a name in both branches, as exporters give
+        results = [value("z", [3, 1024], onnx.TensorProto.INT8), value("d", [3, 16])]
+        branch = onnx.helper.make_graph([on_cpu, far], "branch", [], results)
+        on_cpu = node("If", ["c"], ["u", "v"], then_branch=branch, else_branch=branch)
+        inputs.append(value("c", [], onnx.TensorProto.BOOL))
+    nodes = [node("MatMul", ["x", "w"], ["p"]), on_cpu]
+    onnx.save(model(nodes, inputs, ["p", *on_cpu.output], {"w": w, "w8": w8, **half, **zero}), path)
+    blocks, allocate = [], cuda_ipc.allocate
+
+    def noted(*given: Any) -> Any:
+        blocks.append(allocate(*given))
+        return blocks[-1]
+
+    cuda_ipc.allocate = noted
     owner, answer, warned = _answer(lambda: ranks.share_weights(str(path), gpu()))
     command = [sys.executable, "-m", "tests.ranks.stand_in_program", "attached", str(path), str(owner.handle)]
     other = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert other.returncode == 0, other.stderr
     told = json.loads(other.stdout.splitlines()[-1])
-    return {"near": [near(found, X @ w) for found in (answer, told[0])], "warned": [warned, told[1]]}
+    return {
+        "near": [near(found, X @ w) for found in (answer, told[0])],
+        "warned": [warned, told[1]],
+        "blocks": [block.size for block in blocks if block.name in cuda_ipc.OWN.names],
+    }
+
+
+def shared_in_bodies(folder: Path) -> Any:
+    """As `shared`, with the node that is left to the CPU in the bodies of another."""
+    return shared(folder, bodies=True)
 
 
 def attached(path: Path) -> Any:

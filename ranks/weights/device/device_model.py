@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
@@ -82,6 +82,7 @@ class DeviceWeights:
         self._block = block
         self._folder = folder
         self._used = used
+        self._on_cpu: frozenset[str] = frozenset()
         self._values = {
             tensor["name"]: dlpack.value_at(
                 block.address + tensor["offset"],
@@ -112,6 +113,11 @@ class DeviceWeights:
         """Whether the memory stays valid for others when its owner ends: `ranks.weights.device.cuda_ipc`."""
         return self._block.kind == "descriptor"
 
+    @property
+    def idle(self) -> frozenset[str]:
+        """Weights in the block that no session uses there, as far as the last one has shown."""
+        return self._on_cpu & self._values.keys()
+
     def session(self, config: SessionConfig, what: str) -> ort.InferenceSession:
         """A session of the model over these weights. Raises `ModelError` and `DeviceError`."""
         config = replace(config, folder=self._folder, device_id=self.device)
@@ -125,7 +131,7 @@ class DeviceWeights:
             raise WeightsError(f"{error.filename} of {what} cannot be read: {error.strerror}.") from None
         made = session.create_plain(graph, config, what, options)
         if config.providers[0] != CPU:
-            _say_copies(graph, made, cast("Sequence[Placed]", self.description["tensors"]), what)
+            self._on_cpu = _say_copies(graph, made, what)
         return made
 
     def close(self) -> None:
@@ -136,14 +142,16 @@ class DeviceWeights:
             held.close()
 
 
-def _say_copies(text: bytes, made: ort.InferenceSession, tensors: Sequence[Placed], what: str) -> None:
-    """Warns of weights that a session cannot use in place: ONNX Runtime only logs it, and copies them."""
+def _say_copies(text: bytes, made: ort.InferenceSession, what: str) -> frozenset[str]:
+    """Warns of weights that a session cannot use on its device, and gives their names: ONNX Runtime only logs
+    it, and copies them."""
     import onnx
 
-    sizes = {tensor["name"]: math.prod(tensor["shape"]) * dlpack.width(tensor["type"]) for tensor in tensors}
-    elsewhere = read_on_cpu(onnx.load_from_string(text).graph, made, sizes)
+    graph = onnx.load_from_string(text).graph
+    sizes = {tensor.name: _bytes_of(tensor) for tensor in _shareable(graph)}
+    elsewhere = read_on_cpu(graph, made, sizes)
     if not elsewhere:
-        return
+        return frozenset()
     copied, kinds = sum(sizes[name] for name in elsewhere), ", ".join(sorted(set(elsewhere.values())))
     warn_once(
         f"copies:{what}",
@@ -152,6 +160,7 @@ def _say_copies(text: bytes, made: ort.InferenceSession, tensors: Sequence[Place
         f"({kinds}), so each process holds a copy of its own. To share these, too, share the model on the "
         "CPU.",
     )
+    return frozenset(elsewhere)
 
 
 def export_device_weights(
@@ -160,11 +169,14 @@ def export_device_weights(
     folder: Path,
     driver: Driver | None = None,
     cache: Cache | None = None,
+    *,
+    without: Collection[str] = (),
 ) -> DeviceWeights:
     """Puts a model's weights on the device ``config.device_id``, to be shared from there.
 
     ``folder``: where the optimised model lies or is put, which the other processes must be able to read; one
-    folder is for one model and one set of options; ``cache``: what it lies in, if that is the cache. Raises
+    folder is for one model and one set of options; ``cache``: what it lies in, if that is the cache.
+    ``without``: weights that every session takes from the file instead (`DeviceWeights.idle`). Raises
     `ModelError`, `DeviceError` ("no CUDA device" where there is none) and `WeightsError`.
     """
     driver = driver or Driver()
@@ -172,15 +184,17 @@ def export_device_weights(
     with collected() as used:
         cache.get_or_make(folder.name, lambda work: _prepare(model, config, work))
     try:
-        return _export(config, folder, driver, used)
+        return _export(config, folder, driver, used, without)
     except BaseException:
         for held in used:
             held.close()
         raise
 
 
-def _export(config: SessionConfig, folder: Path, driver: Driver, used: Sequence[Pin]) -> DeviceWeights:
-    tensors, size = _layout(folder)
+def _export(
+    config: SessionConfig, folder: Path, driver: Driver, used: Sequence[Pin], without: Collection[str]
+) -> DeviceWeights:
+    tensors, size = _layout(folder, without)
     block = cuda_ipc.allocate(driver, config.device_id, max(size, ALIGNMENT))
     try:
         data = np.memmap(folder / DATA, np.uint8, "r") if tensors else np.empty(0, np.uint8)
@@ -291,24 +305,35 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
             value.name = names.get(value.name, value.name)
 
 
-def _layout(folder: Path) -> tuple[list[tuple[Placed, int]], int]:
-    """The weights to share, each with its place in the file, and the block's size."""
-    import onnx
-
-    graph = onnx.load(str(folder / GRAPH), load_external_data=False).graph
+def _shareable(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """The weights that sessions may find by name."""
     bodies = graphs_in(*(body for node in graph.node for body in subgraphs(node)))
     inner = {tensor.name for body in bodies for tensor in body.initializer}
-    limit = (folder / DATA).stat().st_size if (folder / DATA).is_file() else 0
-    tensors: list[tuple[Placed, int]] = []
-    size = 0
     for tensor in graph.initializer:
         # Sessions find shared weights by name, in subgraphs too, where another weight may have the name.
         if tensor.data_location != tensor.EXTERNAL or tensor.name in inner:
             continue
-        if tensor.data_type not in dlpack.TYPES:
+        if tensor.data_type in dlpack.TYPES:
+            yield tensor
+
+
+def _bytes_of(tensor: onnx.TensorProto) -> int:
+    return math.prod(tensor.dims) * dlpack.width(tensor.data_type)
+
+
+def _layout(folder: Path, without: Collection[str] = ()) -> tuple[list[tuple[Placed, int]], int]:
+    """The weights to share, each with its place in the file, and the block's size."""
+    import onnx
+
+    graph = onnx.load(str(folder / GRAPH), load_external_data=False).graph
+    limit = (folder / DATA).stat().st_size if (folder / DATA).is_file() else 0
+    tensors: list[tuple[Placed, int]] = []
+    size = 0
+    for tensor in _shareable(graph):
+        if tensor.name in without:
             continue
         location, source, _ = place_of(tensor)
-        count = math.prod(tensor.dims) * dlpack.width(tensor.data_type)
+        count = _bytes_of(tensor)
         if location != DATA or source + count > limit:
             raise WeightsError(f"{folder / GRAPH} does not fit {DATA} beside it: delete the folder.")
         placed: Placed = {

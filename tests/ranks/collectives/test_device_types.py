@@ -11,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from ranks.collectives import arrays  # noqa: E402
+from ranks.collectives.mpi import MpiCommunicator  # noqa: E402
+from ranks.collectives.torch.distributed import GlooCommunicator  # noqa: E402
 from ranks.collectives.torch.types import by_element  # noqa: E402
 from ranks.common.tensors import ELEMENT_TYPES, element_dtype  # noqa: E402
 from ranks.errors import CollectiveError  # noqa: E402
@@ -118,6 +120,17 @@ def test_a_type_that_the_library_refuses_is_an_error_of_ours() -> None:
             group.all_reduce(torch.ones(2, dtype=torch.int32))
 
     on_ranks(1, work)
+
+
+def test_no_send_counts_as_kept() -> None:
+    """A kernel that sends waits for its receiver; and the same way does what MPI and Gloo send."""
+
+    def work(world: FakeCommunicator) -> list[int]:
+        whole = on_threads(world)
+        return [one.sends_kept for one in (whole, whole.split(((0, 1),)), whole.split(((0,), (1,))))]
+
+    assert on_ranks(SIZE, work) == [[0, 0, 0]] * SIZE
+    assert MpiCommunicator.sends_kept == GlooCommunicator.sends_kept == 0
 
 
 def _refused(*_: Any, **__: Any) -> None:

@@ -394,6 +394,23 @@ def test_order_is_what_the_session_says_of_its_stream(
     assert device_memory(monkeypatch).orders(session) is ordered
 
 
+@pytest.mark.parametrize("pins", [True, False])
+def test_staging_is_pinned_where_memory_can_be(pins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def empty(size: int, *, dtype: Any, pin_memory: bool = False) -> Any:
+        asked.append(pin_memory)
+        if not pins:
+            raise RuntimeError("CUDA error: out of memory")
+        return torch.empty(size, dtype=dtype)
+
+    memory = device_memory(monkeypatch)
+    memory._torch = SimpleNamespace(empty=empty, uint8=torch.uint8)
+    block = memory.staging(64)
+    assert asked == [True]
+    assert (block.dtype, block.shape, block.flags.writeable) == (np.uint8, (64,), True)
+
+
 def test_sessions_share_one_arena_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[Any, ...]] = []
 

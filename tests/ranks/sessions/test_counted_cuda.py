@@ -56,15 +56,12 @@ def test_they_are_bound_in_each_run(tmp_path: Path, counter: Path) -> None:
 
 def test_only_the_last_session_is_waited_for(tmp_path: Path, counter: Path) -> None:
     """And what sessions compute in is one arena, which grows no more once shapes are known."""
-    runs, strategies, entries = run("cut", tmp_path, counter)
+    runs, strategies, shares = run("cut", tmp_path, counter)
     assert all(near for near, _ in runs)
     assert runs[0][1]["wait for stream"] == 2
     assert [calls for _, calls in runs[1:]] == [{"wait for stream": 1}] * 3
     assert strategies == ["kSameAsRequested"] * 2
-    assert entries == {
-        "session.use_env_allocators": "1",
-        "session.use_device_allocator_for_initializers": "1",
-    }
+    assert shares == [True, True]
 
 
 def test_ranks_that_share_a_device_share_its_memory(tmp_path: Path, counter: Path) -> None:
@@ -72,9 +69,9 @@ def test_ranks_that_share_a_device_share_its_memory(tmp_path: Path, counter: Pat
 
 
 def test_graphs_are_captured_once_and_launched_from_then_on(tmp_path: Path, counter: Path) -> None:
-    runs, _, entries = run("cut", tmp_path, counter, SHARDRUN_CUDA_GRAPHS="1")
+    runs, _, shares = run("cut", tmp_path, counter, SHARDRUN_CUDA_GRAPHS="1")
     first, second, *later = [calls for _, calls in runs]
     assert "launch graph" not in first and second["make graph"] == 2
     for calls in later:
         assert calls["launch graph"] == 2 and "make graph" not in calls and "allocate" not in calls
-    assert entries["session.use_env_allocators"] == "1"  # asked for here, not by the sessions
+    assert shares == [False, False], "a graph's memory stays its own"

@@ -12,12 +12,14 @@ import secrets
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
 from ranks.devices import devices
@@ -61,8 +63,9 @@ def test_a_plain_model_runs_on_the_device_that_was_asked_for(tmp_path: Path) -> 
     assert found == {"near": True, "device": "1", "taken": [[CUDA, "MatMul"]]}
 
 
-def test_each_rank_works_on_the_device_that_nccl_holds(tmp_path: Path) -> None:
-    for rank, found in enumerate(result(start("parts", str(tmp_path), FAKE_CUDA_DEVICES="2"))):
+@pytest.mark.parametrize("scenario", ["parts", "parts_that_join"])
+def test_each_rank_works_on_the_device_that_nccl_holds(scenario: str, tmp_path: Path) -> None:
+    for rank, found in enumerate(result(start(scenario, str(tmp_path), FAKE_CUDA_DEVICES="2"))):
         assert found == {
             "near": True,
             "weights": [[2, rank]],  # DLPack's number of CUDA, and the device's
@@ -212,6 +215,34 @@ def test_libraries_where_pip_puts_them(tmp_path: Path, monkeypatch: pytest.Monke
     assert isinstance(devices._load("libshardrun_test.so.2"), OSError)
 
 
+def test_threads_that_load_at_once_keep_the_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ONNX Runtime prints which libraries it does not find."""
+    turns, order = [threading.Event() for _ in range(3)], iter(range(2))
+
+    def preload_dlls() -> None:
+        print("a library is not there")
+        number = next(order)
+        turns[number].set()
+        assert turns[number + 1].wait(30)  # the first goes on when the second has come, which ends last
+
+    def load() -> None:
+        devices.preload.__wrapped__(())
+        turns[2].set()
+
+    monkeypatch.setattr(ort, "preload_dlls", preload_dlls)
+    before = sys.stdout
+    threads = [threading.Thread(target=load) for _ in range(2)]
+    for thread, inside in zip(threads, turns, strict=False):
+        thread.start()
+        assert inside.wait(30)
+    for thread in threads:
+        thread.join(30)
+    assert sys.stdout is before and next(order, None) is None
+    assert capsys.readouterr().out == ""
+
+
 def test_what_a_library_is_linked_to(tmp_path: Path) -> None:
     readelf = subprocess.run(
         ["readelf", "-d", stand_in.PROVIDERS[0]], capture_output=True, text=True, check=True
@@ -348,9 +379,11 @@ def test_a_number_that_is_not_the_ranks_is_taken_at_its_word(monkeypatch: pytest
     assert targets._gpu_of(5) == 1
 
 
-def test_weights_that_cannot_be_used_on_the_gpu_are_told_of(tmp_path: Path) -> None:
-    found = result(start("shared", str(tmp_path), SHARDRUN_CACHE=str(tmp_path / "cache")))
+@pytest.mark.parametrize("scenario", ["shared", "shared_in_bodies"])
+def test_weights_that_cannot_be_used_on_the_gpu_are_told_of(scenario: str, tmp_path: Path) -> None:
+    found = result(start(scenario, str(tmp_path), SHARDRUN_CACHE=str(tmp_path / "cache")))
     assert found["near"] == [True, True]
+    assert found["blocks"] == [8192], "what the CPU reads takes no room on the GPU"
     for warned in found["warned"]:
         assert len(warned) == 1
         assert re.match(
