@@ -55,7 +55,7 @@ declare -A pids=()
 watcher=
 end() {{
   trap '' INT TERM HUP
-  [ -n "$watcher" ] && kill -KILL "$watcher" 2>/dev/null
+  [ -n "$watcher" ] && kill -TERM "$watcher" 2>/dev/null
   if [ "${{#pids[@]}}" -gt 0 ]; then
     kill -TERM "${{pids[@]}}" 2>/dev/null
     for _ in {{1..50}}; do
@@ -87,7 +87,9 @@ tell() {{
 }}
 # Ends a rank that is stopped for as long as --hang-timeout: nobody else would notice it.
 watch() {{
-  local rank pid state since=()
+  local rank pid state nap= since=()
+  # Nothing of it stays, nor keeps open what somebody reads to its end.
+  trap 'kill "$nap" 2>/dev/null; wait "$nap"; exit' TERM
   for rank in "${{!pids[@]}}"; do since[rank]=0; done
   while kill -0 "$1" 2>/dev/null; do
     for rank in "${{!pids[@]}}"; do
@@ -102,7 +104,9 @@ watch() {{
         return
       fi
     done
-    sleep 1
+    sleep 1 3>&- 5>&- &
+    nap=$!
+    wait "$nap"
   done
 }}
 exec 2>/dev/null # what bash itself says of jobs
@@ -110,7 +114,7 @@ for rank in "${{ranks[@]}}"; do
   "$here/rank_$rank.sh" 2>&3 &
   pids[$rank]=$!
 done
-watch $$ &
+watch $$ >/dev/null &
 watcher=$!
 while [ "${{#pids[@]}}" -gt 0 ]; do
   wait -n "${{pids[@]}}"

@@ -86,10 +86,11 @@ def _launcher() -> tuple[int, str] | None:
 
 def say_done(rank: int) -> None:
     """Tells run_all.sh, if that started this rank, that it ends because it is done."""
-    number = RUN_ALL.text().partition(":")[2]
-    if number.isdecimal():
-        with contextlib.suppress(OSError):
-            os.write(int(number), f"{rank}\n".encode())
+    run_all, _, number = RUN_ALL.text().partition(":")
+    if run_all.isdecimal() and number.isdecimal():
+        # Its own descriptor: ours of that number may be closed, or another file that the rank has opened.
+        with contextlib.suppress(OSError), open(f"/proc/{run_all}/fd/{number}", "ab") as done:  # noqa: PTH123
+            done.write(f"{rank}\n".encode())
 
 
 def let_others_tell() -> None:
