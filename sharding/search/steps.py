@@ -152,10 +152,13 @@ def node_view(node: ir.Node, opsets: dict[str, int], world: int) -> NodeView:
 
 
 def _usable(option: Option, values: tuple[ir.Value | None, ...], world: int) -> bool:
-    """Whether a rule's option fits the node: what it splits or sums has a known type and known axes."""
+    """Whether a rule's option fits the node: what it splits or sums has a known type and known axes.
+
+    An output without a name is not made, so nothing is known of it.
+    """
     placements = (*option.inputs, *option.outputs)
     return len(placements) == len(values) and all(
-        placement == REPLICATED or fits(placement, value, world)
+        placement == REPLICATED or (value is not None and not value.name) or fits(placement, value, world)
         for placement, value in zip(placements, values, strict=True)
     )
 

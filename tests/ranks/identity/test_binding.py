@@ -157,5 +157,5 @@ def test_a_rank_table_says_cores_and_interface() -> None:
     assert bound(str(here[0]), 0) == f"[{here[0]}] eth7"
     assert bound(str(here[0]), 1) == f"{here} None"
     assert "the rank table has the cores 99999 for rank 0" in bound("99999", 0)
-    assert "the rank table has the cores 0-999999 for rank 0, which are none" in bound("0-999999", 0)
+    assert "the cores 0-999999 for rank 0, which are no list of cores such as 0-3" in bound("0-999999", 0)
     assert "for rank 0, which are no list of cores such as 0-3: correct the table" in bound("5-3", 0)
