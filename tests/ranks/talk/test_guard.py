@@ -43,7 +43,7 @@ def start(mark: str, launcher: int) -> subprocess.Popen[str]:
 
 def test_a_stopped_rank_is_ended(mark: str) -> None:
     started = start(mark, 0)
-    assert len(marked(mark)) == 2
+    assert wait_until(lambda: len(marked(mark)) == 2, 30)
     started.send_signal(signal.SIGSTOP)
     _, said = started.communicate(timeout=60)
     assert started.returncode == -signal.SIGKILL
