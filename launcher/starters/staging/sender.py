@@ -162,7 +162,7 @@ class _Sender:
 
     def _names(self, again: object) -> list[str]:
         """The files that the host wants whole; raises `LaunchError`."""
-        wanted = again if isinstance(again, list) else [None]
+        wanted: list[str] = again if isinstance(again, list) else [""]
         known = [file.file for file in self.copy.files]
         if any(name not in known for name in wanted) or len({*wanted}) != len(wanted):
             raise self._senseless("again")
