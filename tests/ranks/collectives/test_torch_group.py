@@ -18,6 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from ranks.collectives.torch import device as torch_device  # noqa: E402
 from ranks.collectives.torch import group as torch_group  # noqa: E402
 from ranks.collectives.torch import store  # noqa: E402
 from ranks.collectives.torch.error import translate  # noqa: E402
@@ -421,3 +422,20 @@ def test_a_communicator_that_nobody_closes_is_left_at_the_end() -> None:
     )
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert done.stdout.splitlines() == ["end of the script", "destroyed None"]
+
+
+@pytest.mark.parametrize(("count", "index"), [(1, 0), (2, 1), (4, 1)])
+def test_the_only_visible_gpu_is_taken_whatever_the_local_rank(
+    count: int, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch.distributed as dist
+
+    given = {"is_available": lambda: True, "device_count": lambda: count, "set_device": lambda _: None}
+    for name, found in given.items():
+        monkeypatch.setattr(torch.cuda, name, found)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch_device, "Membership", lambda *given: given)
+    monkeypatch.setattr(torch_device, "DeviceCommunicator", lambda *given: given[-1])
+    assert torch_device.connect_device(Identity(1, 2, 1, 2), 1.0, "nccl", "cuda") == torch.device(
+        "cuda", index
+    )
