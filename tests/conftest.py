@@ -22,6 +22,9 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # A shell starts what runs in the background with Ctrl-C ignored; programs under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# And nohup has SIGHUP ignored.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 # What `./run.sh test --fast` leaves out: exports, many processes, thousands of cases.

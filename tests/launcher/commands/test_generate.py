@@ -274,7 +274,7 @@ def test_an_end_in_the_middle(place: Path, tmp_path: Path, run_script: Runner, c
     if cause == "interrupted":
         script.signal_group(signal.SIGINT)
     else:
-        ranks = [pid for pid, line in marked(script.mark).items() if "spawn_main" in line]
+        ranks = [pid for pid, line in marked(script.mark).items() if line.startswith("shardrun rank ")]
         os.kill(max(ranks), signal.SIGKILL)
     code, _, errors = script.end(30)
     if cause == "interrupted":

@@ -363,7 +363,11 @@ def test_two_groups_at_once(two_slices: Path, launcher: str) -> None:
     [
         ({"ranks": 3}, ConfigError, "ranks=3 contradicts the slice folder .* \\(2 ranks\\)"),
         ({"ranks": 0}, ConfigError, "ranks=0 contradicts"),
-        ({"launcher": "rsh"}, ConfigError, "no launcher 'rsh': choose one of auto, local, mpirun, slurm"),
+        (
+            {"launcher": "rsh"},
+            ConfigError,
+            "no launcher 'rsh': choose one of auto, kubernetes, local, mpirun, ray, slurm, ssh",
+        ),
         ({"timeout": 0}, ConfigError, "time-out must be"),
         ({"threads": 0}, ConfigError, "number of threads must be"),
         ({"threads": True}, ConfigError, "number of threads must be"),
