@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import re
 import signal
 import sys
 import time
@@ -56,7 +57,14 @@ def read(pid: int, process: int, place: int) -> str:
                 before, said = said, written.read(MOST_BYTES).decode(errors="replace")
             if said and said == before:
                 break
-    return said
+    return main_first(said)
+
+
+def main_first(text: str) -> str:
+    """The stacks of faulthandler, which writes the newest thread first, with the main thread's first: an error
+    shows the beginning."""
+    head, *threads = re.split(r"(?m)^(?=(?:Current thread|Thread) 0x)", text)
+    return head + "\n".join(stack.rstrip("\n") + "\n" for stack in reversed(threads))
 
 
 def place_in(pid: int) -> int:
