@@ -61,8 +61,8 @@ def read(pid: int, process: int, place: int) -> str:
 
 
 def main_first(text: str) -> str:
-    """The stacks of faulthandler, which writes the newest thread first, with the main thread's first: an error
-    shows the beginning."""
+    """The stacks of faulthandler, which writes the newest thread first, with the main thread's first: errors
+    show the beginning."""
     head, *threads = re.split(r"(?m)^(?=(?:Current thread|Thread) 0x)", text)
     return head + "\n".join(stack.rstrip("\n") + "\n" for stack in reversed(threads))
 
