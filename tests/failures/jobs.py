@@ -52,12 +52,23 @@ class Launched:
 
 
 class Jobs:
-    """Starts jobs on two hosts, one at a time, and kills in them. ``mpich``: the folder of an MPICH."""
+    """Starts jobs on two hosts, one at a time, and kills in them.
+
+    ``mpich``: the folder of an MPICH; ``seconds``: within which all is to be over.
+    """
 
     def __init__(
-        self, hosts: Hosts, folder: Path, slices: Path, mpich: Path | None, slurm: Slurm | None
+        self,
+        hosts: Hosts,
+        folder: Path,
+        slices: Path,
+        mpich: Path | None,
+        slurm: Slurm | None,
+        *,
+        seconds: float = SECONDS,
     ) -> None:
         self.hosts, self.folder, self.slices, self.mpich, self.slurm = hosts, folder, slices, mpich, slurm
+        self.seconds = seconds
 
     def missing(self, starter: str) -> str:
         """Why this machine cannot use a starter; "" where it can."""
@@ -247,7 +258,7 @@ class Cell:
             self.kill()
             if self.death.lives:
                 return self.lived()
-        limit = SECONDS + (HANG_SECONDS if self.death.hangs else 0)
+        limit = self.jobs.seconds + (HANG_SECONDS if self.death.hangs else 0)
         if self.death.victim == "before":
             limit += _START_SECONDS / 4
         alive = [
