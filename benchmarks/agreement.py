@@ -16,7 +16,7 @@ two such steps goes another way after a change of one unit in its last place, an
 How far that alone takes a model is measured here, too: by plain ONNX Runtime with the first normalization's
 weights changed by one unit in the last place, and by GenAI with a prompt that is read token by token. Against
 that stands the same model at ``accuracy_level`` 1, which rounds nothing: ranks against plain ONNX Runtime.
-And with `--whole-sums` no rank has a part of a sum, so that nothing is added up in another order.
+And with `--sums whole` no rank has a part of a sum, so that nothing is added up in another order.
 """
 
 from __future__ import annotations
@@ -129,12 +129,12 @@ def plain(model: Path, task: Task, forced: Array | None, *, optimized: bool = Tr
     return np.array(found).reshape(len(task.prompts), task.new, -1), ids
 
 
-def of_ranks(model: Path, task: Task, forced: Array, ranks: int, *, whole_sums: bool = False) -> Array:
+def of_ranks(model: Path, task: Task, forced: Array, ranks: int, *, sums: str = "parts") -> Array:
     """Logits of ranks with one thread each."""
     from launcher import start
     from sharding.demands.options import SliceOptions
 
-    options = SliceOptions(whole_sums=whole_sums, allow_replicated=True)
+    options = SliceOptions(sums=sums, allow_replicated=True)
     found = []
     with start(model, ranks=ranks, launcher="local", threads=1, options=options) as group:
         for row, prompt in enumerate(task.prompts):
@@ -203,7 +203,7 @@ def contest(folder: Path, task: Task, worlds: list[int]) -> Iterator[tuple[str, 
     for ranks in worlds:
         yield named(ranks), of_ranks(model, task, ids, ranks), first
     for ranks in [ranks for ranks in worlds if ranks > 1]:
-        yield f"{named(ranks)}, --whole-sums", of_ranks(model, task, ids, ranks, whole_sums=True), first
+        yield f"{named(ranks)}, --sums whole", of_ranks(model, task, ids, ranks, sums="whole"), first
     if rounds(folder):
         whole = changed(folder, task.work / f"{folder.name}-exact", level=EXACT)
         exact = plain(whole, task, ids)[0]

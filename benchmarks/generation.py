@@ -184,7 +184,7 @@ def own(args: argparse.Namespace) -> Callable[[], Answer]:
     texts, chunk = args.texts, args.chunk
     options = SliceOptions(allow_replicated=True)
     if args.whole_sums:
-        options = replace(options, whole_sums=True)
+        options = replace(options, sums="whole")
     model = load_language_model(folder, ranks=ranks, threads=1, launcher="local", options=options)
     group = model.decoder.later.group  # type: ignore[attr-defined]
     cores = sorted(os.sched_getaffinity(0))

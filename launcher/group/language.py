@@ -7,6 +7,7 @@ import functools
 import os
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,13 +22,13 @@ from launcher.generation.sample import Event
 from launcher.generation.stateful import Program, program_of
 from launcher.group.group import start as start_group
 from launcher.group.model import ReadyModel
+from sharding.demands.options import SliceOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from launcher.job.start_arguments import StartArguments
     from launcher.job.values import Setting
-    from sharding.demands.options import SliceOptions
 
 
 PathLike = str | os.PathLike[str]
@@ -46,7 +47,8 @@ def load_language_model(
     ``model``: a folder of ONNX Runtime GenAI, optimum or transformers, a decoder's file, or a slice folder.
     ``texts``: the folder with the tokenizer and configuration, if it is another one. ``draft``: a smaller
     model of the same kinds, on one rank, that guesses tokens (see the option ``speculate``). ``options`` and
-    ``start``: what `launcher.start` takes, such as ``ranks=2``.
+    ``start``: what `launcher.start` takes, such as ``ranks=2``; ``options.sums`` is ``auto`` where it says
+    nothing.
 
     Raises `ConfigError` for folders that do not say enough, and what `launcher.start` raises.
     """
@@ -55,6 +57,8 @@ def load_language_model(
     folder = read_folder(Path(model), None if texts is None else Path(texts))
     guesser = None if draft is None else read_folder(Path(draft))
     several = guesser is not None or len(folder.parts) > 1
+    options = options or SliceOptions()
+    asked = replace(options, sums=options.sums or "auto")
 
     @contextlib.contextmanager
     def started(path: Path, *, by_one: bool = False) -> Iterator[Program]:
@@ -66,7 +70,7 @@ def load_language_model(
                 own["logs"] = logs.of_one(f"draft-{guesser.name_of(path)}", 1)
             else:
                 own["logs"] = logs.of_one(folder.name_of(path))
-        with start_group(path, options=options, **own) as group:
+        with start_group(path, options=asked, **own) as group:
             yield program_of(group)
 
     with contextlib.ExitStack() as stack:

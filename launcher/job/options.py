@@ -46,7 +46,7 @@ from ranks.precision.request import MODES, modes_in_words
 from sharding.common.bounds import MAX_LENGTH, MAX_MICRO_BATCHES, MAX_RANKS, MAX_THREADS
 from sharding.common.encryption import MODES as CIPHERS
 from sharding.common.nearby import hint, shown
-from sharding.demands.options import STRATEGIES
+from sharding.demands.options import STRATEGIES, SUMS
 from sharding.slices.mesh import Mesh
 from sharding.slices.topology import Link
 
@@ -226,10 +226,12 @@ class Options:
         "follow a plan that `shardrun slice --save-plan` wrote", "FILE.json",
         file="saved plan", slices="plan",
     )  # fmt: skip
-    whole_sums: bool = described(
-        Switch(), SLICING,
-        "no rank computes a part of a sum: more is exchanged, and answers are nearer to one process's",
-        default=False, slices="whole_sums",
+    sums: str | None = described(
+        Choice(SUMS), SLICING,
+        "whether ranks may add up parts of sums (parts), or exchange more and answer as one process does to "
+        "the bit (whole); auto: whole where products of few bits round what they read (default: parts; of "
+        "generate: auto)",
+        slices="sums",
     )  # fmt: skip
     ignore_annotations: bool = described(
         Switch(), SLICING,

@@ -102,7 +102,7 @@ def generate_group(job: Job, task: Task) -> None:
 
     @contextlib.contextmanager
     def started(path: Path, *, by_one: bool = False) -> Iterator[Program]:
-        own = _on_one_rank(job, path) if by_one else replace(job, model=path)
+        own = _on_one_rank(job, path) if by_one else _sliced_for_texts(job, path)
         if several:
             if by_one and draft is not None:
                 logs = job.logs.of_one(f"draft-{draft.name_of(path)}", 1)
@@ -128,7 +128,7 @@ def generate_rank(job: Job, task: Task, identity: Identity) -> None:
     folder = read(job, task)
     parts = list(folder.parts.values())
     with contextlib.ExitStack() as stack:
-        own = [replace(job, model=part) for part in parts]
+        own = [_sliced_for_texts(job, part) for part in parts]
         made = [stack.enter_context(opened(one, identity.world_size, identity.rank)) for one in own]
         lead(job, made, identity, functools.partial(_answer_as_rank_0, job, folder, task, parts), "generate")
 
@@ -149,6 +149,11 @@ def _answer_as_rank_0(
         if task.draft is not None:
             language.draft = stack.enter_context(assemble(read_folder(task.draft), drafted)).decoder
         answer_all(language, task)
+
+
+def _sliced_for_texts(job: Job, model: Path) -> Job:
+    """Texts are to be those of one process, which changed last bits of products that round do not give."""
+    return replace(job, model=model, sums=job.sums or "auto")
 
 
 def _on_one_rank(job: Job, model: Path) -> Job:

@@ -10,6 +10,7 @@ from sharding.slices.mesh import Mesh
 from sharding.slices.topology import Topology
 
 STRATEGIES = ("tensor", "pipeline", "data", "auto")
+SUMS = ("parts", "whole", "auto")
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,11 @@ class SliceOptions:
     """A YAML file of weight-name patterns and how the weights they match are cut."""
     plan: Path | None = None
     """A saved plan to follow."""
-    whole_sums: bool = False
-    """Never let ranks add up parts of floating-point sums: these depend on the order in which they are added,
-    and with them the steps to which products of few bits round what they read."""
+    sums: str | None = None
+    """One of `SUMS`. ``parts``: ranks may add up parts of floating-point sums. These depend on the order in
+    which they are added, and with them the steps to which products of few bits round what they read: with
+    ``whole`` no rank has a part of one. ``auto``: whole where something rounds what products read. None:
+    ``parts``, and ``auto`` for whoever generates texts."""
     annotations: bool = True
     """Follow the multi-device annotations that the model carries."""
     state: Mapping[str, str] = field(default_factory=dict)

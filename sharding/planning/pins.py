@@ -13,7 +13,7 @@ from sharding.demands.demand import meet
 from sharding.errors import SliceError
 from sharding.planning.saved_plan import check_source, plan_demands, read_saved_plan, saved_stages
 from sharding.slices.mesh import Mesh
-from sharding.slices.placement import PARTIAL, Placement
+from sharding.slices.placement import Placement
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -51,19 +51,6 @@ def demanded_options(source: Source, ranks: int, options: SliceOptions) -> Slice
         if mesh is not None:
             return replace(options, mesh=mesh)
     return options
-
-
-def without_sums(graph: Sequence[Step]) -> None:
-    """Leaves no option whose results the ranks have to add up, but for integers, whose sums are exact."""
-    for step in graph:
-        floats = [value.dtype is None or value.dtype.is_floating_point() for value in step.node.outputs]
-        step.options[1:] = [
-            option
-            for option in step.options[1:]
-            if not any(
-                there == PARTIAL and inexact for there, inexact in zip(option.outputs, floats, strict=True)
-            )
-        ]
 
 
 def pin(source: Source, graph: Sequence[Step], options: SliceOptions) -> Mapping[ir.Value, Placement]:

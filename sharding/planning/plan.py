@@ -26,8 +26,9 @@ from sharding.planning.expected import expected_sizes
 from sharding.planning.found_state import found_state
 from sharding.planning.held_whole import hold_whole
 from sharding.planning.kept_state import solve_with_state
-from sharding.planning.pins import demanded_options, demanded_stages, pin, without_sums
+from sharding.planning.pins import demanded_options, demanded_stages, pin
 from sharding.planning.rank_graph import Collective
+from sharding.planning.sums import rounds, without_sums
 from sharding.planning.unsplit import hardly_splits, nothing_splits
 from sharding.reading.read import Source, read_model
 from sharding.search.reshard import COLLECTIVES
@@ -272,7 +273,7 @@ class Planner:
         key = (world, stages if options.annotations and is_annotated(self.source) else 1)
         if key not in self._solved:
             graph = steps(self.source, world)
-            if options.whole_sums:
+            if options.sums == "whole" or (options.sums == "auto" and rounds(self.source.model.graph)):
                 without_sums(graph)
             demands = pin(self.source, graph, options)
             found = solve_with_state(self.source, graph, world, demands)

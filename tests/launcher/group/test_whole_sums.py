@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from launcher import start
-from sharding.demands.options import SliceOptions
+from sharding.demands.options import SUMS, SliceOptions
 from tests.sharding import lockstep
 from tests.sharding.planning.test_language_models import Builder, Form, feeds_of
 
@@ -25,11 +25,12 @@ def test_products_that_round(name: str, tmp_path: Path) -> None:
     feeds = feeds_of(form, 8, 24, 0)
     expected = lockstep.reference(path, feeds)
     found = {}
-    for whole_sums in (False, True):
-        options = SliceOptions(whole_sums=whole_sums)
+    for sums in SUMS:
+        options = SliceOptions(sums=sums)
         with start(path, ranks=2, launcher="local", threads=1, options=options) as group:
-            found[whole_sums] = group.predict(feeds)
+            found[sums] = group.predict(feeds)
     for output, value in expected.items():
-        np.testing.assert_array_equal(found[True][output], value, output)
+        np.testing.assert_array_equal(found["whole"][output], value, output)
+    np.testing.assert_array_equal(found["auto"]["logits"], expected["logits"])
     # The check is one: parts that are added up give other bits.
-    assert not np.array_equal(found[False]["logits"], expected["logits"])
+    assert not np.array_equal(found["parts"]["logits"], expected["logits"])

@@ -94,19 +94,19 @@ def test_options_of_slicing(folder: Path) -> None:
     (folder / "steer.yaml").touch()
     config = write(folder, {
         "model": "model.onnx", "mesh": "data=2,tensor=3", "micro_batches": 4, "memory": "1.5 GiB",
-        "steer": "steer.yaml", "whole_sums": True, "ignore_annotations": True, "allow_replicated": True,
+        "steer": "steer.yaml", "sums": "whole", "ignore_annotations": True, "allow_replicated": True,
         "dims": {"batch": 8, "sequence": 1},
     })  # fmt: skip
     job = merge({}, config)
     assert (job.mesh, job.slicing.ranks()) == (parse_mesh("data=2,tensor=3"), 6)
     assert job.slicing.options() == SliceOptions(
         allow_replicated=True, mesh=job.mesh, micro_batches=4, memory=3 * 2**29, steering=folder / "steer.yaml",
-        whole_sums=True, annotations=False, dims={"batch": 8, "sequence": 1},
+        sums="whole", annotations=False, dims={"batch": 8, "sequence": 1},
     )  # fmt: skip
     dims = merge({"dims": ["sequence=5"]}, config).slicing.options().dims
     assert dims == {"batch": 8, "sequence": 5}
     assert job.slicing.given == [
-        "--allow-replicated", "--mesh", "--micro-batches", "--memory", "--steer", "--whole-sums",
+        "--allow-replicated", "--mesh", "--micro-batches", "--memory", "--steer", "--sums",
         "--ignore-annotations",
     ]  # fmt: skip
     job = merge({"strategy": "pipeline", "ranks": 2}, config)

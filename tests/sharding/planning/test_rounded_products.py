@@ -72,7 +72,7 @@ def test_whole_sums_round_alike(name: str, ranks: int, tmp_path: Path) -> None:
     """Logits may differ in their last bits: fewer than four columns are computed otherwise than more."""
     form, path = replace(FORMS[name], accuracy=4), tmp_path / "model.onnx"
     onnx.save(Builder(form).model(), path)
-    options = SliceOptions(whole_sums=True)
+    options = SliceOptions(sums="whole")
     manifest = sharding.slice_model(path, ranks, tmp_path / "slices", options=options)
     assert {item.op for item in manifest.collectives} == {"AllGather"}
     whole = sum(weight.bytes for weight in manifest.weights.values())
@@ -104,6 +104,6 @@ def test_sums_of_integers_are_exact(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     plain = sharding.plan_model(path, 2)
-    asked = sharding.plan_model(path, 2, options=SliceOptions(whole_sums=True))
+    asked = sharding.plan_model(path, 2, options=SliceOptions(sums="whole"))
     assert "AllReduce" in plain.collective_counts()
     assert asked.collective_counts() == plain.collective_counts()
