@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from launcher.errors import ConfigError
 from launcher.group.watch import Job
@@ -16,9 +17,15 @@ from launcher.job.rank_table import make_rank_table
 from launcher.job.start_arguments import Start, StartArguments, check_count, rank_environment
 from launcher.starters import base
 from ranks.common import settings
+from ranks.identity.told import NOTHING, Told
+from ranks.talk.frame import Kind
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from launcher.common.logs import Logs
+    from launcher.group.control import Peer
+    from launcher.job.rank_table import RankTable
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +43,15 @@ def prepared(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
         try:
             placed = replace(how, rank_table=launcher.place(size, how.table))
             environment = rank_environment(placed)
-            return Job(
+            told = _told(placed.table, _staged(placed, launcher, program, environment))
+            if told:
+                environment[settings.TOLD.name] = "1"
+            return PlacedJob(
+                told,
                 launcher,
                 program,
                 world_size=size,
-                environment=environment | _staged(placed, launcher, program, environment),
+                environment=environment,
                 table=placed.table,
                 patience=how.seconds,
                 hang=how.hang_seconds,
@@ -53,21 +64,59 @@ def prepared(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
     return begin
 
 
+class PlacedJob(Job):
+    """A job that tells each rank, as soon as it has said hello, what is ``told`` of its place."""
+
+    def __init__(
+        self,
+        told: Sequence[Told],
+        launcher: base.Launcher,
+        program: Sequence[str],
+        **how: Unpack[JobArguments],
+    ) -> None:
+        self._told = told
+        super().__init__(launcher, program, **how)
+
+    def _hello(self, peer: Peer) -> None:
+        if self._told:
+            with contextlib.suppress(OSError):  # it is gone, which is noticed elsewhere
+                peer.send(Kind.TOLD, asdict(self._told[peer.rank]))
+        super()._hello(peer)
+
+
+class JobArguments(TypedDict):
+    """What a `Job` takes by name."""
+
+    world_size: int
+    environment: Mapping[str, str]
+    table: RankTable | None
+    patience: float | None
+    hang: float | None
+    logs: Logs | None
+
+
+def _told(table: RankTable | None, copies: Mapping[int, str]) -> list[Told]:
+    """What each rank is told of its place; nothing where there is nothing to tell."""
+    if table is None:
+        return []
+    found = [Told(device.cores, device.interface, copies.get(device.rank, "")) for device in table.devices]
+    return found if any(told != NOTHING for told in found) else []
+
+
 def _staged(
     how: Start, launcher: base.Launcher, program: Sequence[str], environment: Mapping[str, str]
-) -> dict[str, str]:
-    """What ranks are told of the copies of their files, which are made now."""
+) -> dict[int, str]:
+    """The keys of the copies that ranks load, which are made now."""
     if not how.placement.stage or how.table is None or program[0] != "serve":
         return {}
     from launcher.starters.staging.copies import needed
     from launcher.starters.staging.sender import send
-    from ranks.cache import staged
 
     copies = needed(Path(program[1]), how.table)
     if not copies:
         return {}
     send(launcher, copies, environment, how.seconds, how.hang_seconds)
-    return {settings.STAGED.name: staged.said((copy.key, copy.ranks) for copy in copies)}
+    return {rank: copy.key for copy in copies for rank in copy.ranks}
 
 
 def _on_hosts(how: Start, size: int) -> Start:
