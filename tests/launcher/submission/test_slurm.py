@@ -195,7 +195,7 @@ def test_a_job_of_an_array_that_slurm_has_forgotten(monkeypatch: pytest.MonkeyPa
         (0, "JobId=7 ArrayJobId=7 ArrayTaskId=1 JobState=COMPLETED Reason=None ExitCode=0:0\n"),
         (1, "slurm_load_jobs error: Invalid job id specified"),
     ))  # fmt: skip
-    monkeypatch.setattr(system, "ask", lambda *_: subprocess.CompletedProcess([], *next(states)))
+    monkeypatch.setattr(system, "ask", lambda *_: subprocess.CompletedProcess([], *next(states), ""))
     found = [system.status("7") for _ in range(4)]
     assert [one.phase for one in found] == ["running", "running", "done", "done"]
     assert [one.code for one in found] == [None, None, 3, 3]
