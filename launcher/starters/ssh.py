@@ -43,7 +43,7 @@ _ALIVE = ("-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=2")
 _LONGEST_HEAD = 1 << 16
 STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
 _KILL_SECONDS = 2.0
-WIDTH = 32
+WIDTH = 64
 """Hosts to which connections are being made at once: each takes a process, a key exchange and a login."""
 
 
