@@ -61,9 +61,13 @@ def main(program: Sequence[str]) -> None:
             from ranks.talk.control import Control
 
             control = Control.connect(address, settings.JOB.text(), rank, identity.world_size, identity.host)
+            from ranks.common.progress import LOADING
             from ranks.identity.binding import bind
+            from ranks.talk.frame import Kind
             from ranks.talk.title import name_process
 
+            tell = control.send
+            LOADING.listen(lambda done, total: tell(Kind.LOADING, {"done": done, "total": total}))
             if settings.TOLD.text():
                 told = control.told()
             bind(identity, told)

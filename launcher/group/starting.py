@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,12 +27,17 @@ if TYPE_CHECKING:
     from launcher.common.logs import Logs
     from launcher.group.control import Peer
     from launcher.job.rank_table import RankTable
+    from ranks.common.progress import Progress
+    from ranks.talk.wire import Message
 
 log = logging.getLogger(__name__)
 
 
-def prepared(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
-    """What starts ``size`` ranks of a program, when all that can be wrong before is known to be right."""
+def prepared(
+    how: Start, size: int, progress: Progress | None = None
+) -> Callable[[Sequence[str]], StartedJob]:
+    """What starts ``size`` ranks of a program, when all that can be wrong before is known to be right.
+    ``progress``: is told how far those that load models have come."""
     how = _on_hosts(how, size)
     launcher = base.choose(how.launcher, how.table, how.collectives, how.placement)
     launcher.cores = how.threads or 1
@@ -39,17 +45,18 @@ def prepared(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
     rank_environment(how)
     how.logs.check(size)
 
-    def begin(program: Sequence[str]) -> Job:
+    def begin(program: Sequence[str]) -> StartedJob:
         try:
             placed = replace(how, rank_table=launcher.place(size, how.table))
             environment = rank_environment(placed)
             told = _told(placed.table, _staged(placed, launcher, program, environment))
             if told:
                 environment[settings.TOLD.name] = "1"
-            return PlacedJob(
+            return StartedJob(
                 told,
                 launcher,
                 program,
+                progress,
                 world_size=size,
                 environment=environment,
                 table=placed.table,
@@ -64,18 +71,41 @@ def prepared(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
     return begin
 
 
-class PlacedJob(Job):
-    """A job that tells each rank, as soon as it has said hello, what is ``told`` of its place."""
+class StartedJob(Job):
+    """A job that tells each rank, as soon as it has said hello, what is ``told`` of its place, and hears how
+    far each has loaded its model, which ``progress`` is told."""
 
     def __init__(
         self,
         told: Sequence[Told],
         launcher: base.Launcher,
         program: Sequence[str],
+        progress: Progress | None = None,
         **how: Unpack[JobArguments],
     ) -> None:
-        self._told = told
+        self._told, self._progress = told, progress
+        self._loaded: dict[int, float] = {}
+        self._showing = threading.Lock()
         super().__init__(launcher, program, **how)
+
+    def loaded(self) -> float:
+        """How many ranks are ready, with what the others have loaded as parts of one. With the lock held."""
+        return len(self.ready) + sum(part for rank, part in self._loaded.items() if rank not in self.ready)
+
+    def _message(self, peer: Peer, message: Message) -> None:
+        if message.kind is not Kind.LOADING:
+            super()._message(peer, message)
+            return
+        done, total = message.fields.get("done"), message.fields.get("total")
+        if not (isinstance(done, int) and isinstance(total, int) and 0 <= done <= total and total):
+            return
+        with self.changed:
+            self._loaded[peer.rank] = done / total
+            self.changed.notify_all()
+            whole = sum(self._loaded.values()), len(self._loaded)
+        if self._progress is not None:
+            with self._showing:
+                self._progress(*whole)
 
     def _hello(self, peer: Peer) -> None:
         if self._told:
@@ -157,7 +187,7 @@ def run_program(program: Sequence[str], **how: Unpack[StartArguments]) -> None:
     asked = Start.asked("run_program", StartArguments, None, how)
     size = asked.ranks if asked.ranks is not None else asked.size() or 1
     check_count(size, asked.table)
-    job = prepared(asked, size)(program)
+    job = prepared(asked, size, asked.progress)(program)
     try:
         job.wait()
     finally:

@@ -68,7 +68,7 @@ class StartArguments(RankArguments, total=False):
     logs: Logs
     """Where the lines go that they print."""
     progress: Progress | None
-    """Called with how many ranks are ready, and of how many."""
+    """Called with how many ranks are ready, what the others have loaded as parts of one, and of how many."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,7 @@ class Kind(IntEnum):
     PING = 12
     PONG = 13
     TOLD = 14
+    LOADING = 15
 
 
 def head(kind: Kind, header: Mapping[str, object], payload: int = 0) -> tuple[bytes, bytes]:
