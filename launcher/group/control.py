@@ -159,7 +159,8 @@ class Listener:
         self._known: dict[int, Peer] = {}
         self._above: dict[int, Above] = {}
         self._lock = threading.Lock()
-        self._lobby = Lobby(world_size)
+        # Of a rank of another host, the process above it connects too.
+        self._lobby = Lobby(2 * world_size if hosts else world_size)
         self._socket, self.address = listen_tcp(hosts) if hosts else _listen_unix()
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet([self._socket])
         forks.in_child(self, Listener.forget)

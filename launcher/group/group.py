@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from launcher.group.requests import RanksRun
     from launcher.group.session import RanksHost
+    from launcher.group.starting import StartedJob
     from launcher.group.watch import Job
     from ranks.common.progress import Progress
     from ranks.talk.reports import RunReport, StateReport
@@ -49,7 +50,9 @@ class Group(ReadyModel):
     ``stats`` has one `RankStats` per rank.
     """
 
-    def __init__(self, job: Job, timeout: float, model: Path, progress: Progress | None = None) -> None:
+    def __init__(
+        self, job: StartedJob, timeout: float, model: Path, progress: Progress | None = None
+    ) -> None:
         self.kept: Sequence[Pin] = ()
         self._model, self._job = model, job
         self._lock = threading.Lock()
@@ -70,10 +73,10 @@ class Group(ReadyModel):
             raise
 
     def _ready(self, progress: Progress | None) -> bool:
-        done, size = len(self._job.ready), self._job.world_size
+        size = self._job.world_size
         if progress is not None:
-            progress(done, size)
-        return done == size
+            progress(self._job.loaded(), size)
+        return len(self._job.ready) == size
 
     def predict(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs, by name, for one set of inputs, by name. Calls from several threads take turns.

@@ -19,7 +19,6 @@ from ranks.common import settings
 from ranks.common.settings import COLLECTIVES, SECONDS
 from ranks.common.sources import MASTER_ADDR, MASTER_PORT, RANK, TORCHELASTIC_RUN_ID
 from ranks.common.targets import TARGETS, unknown
-from ranks.identity import binding
 from sharding.common.bounds import LONGEST_TIMEOUT, MAX_RANKS, MAX_THREADS
 from sharding.common.text import counted, did_you_mean
 
@@ -69,7 +68,7 @@ class StartArguments(RankArguments, total=False):
     logs: Logs
     """Where the lines go that they print."""
     progress: Progress | None
-    """Called with how many ranks are ready, and of how many."""
+    """Called with how many ranks are ready, what the others have loaded as parts of one, and of how many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +198,6 @@ def rank_environment(how: Start) -> dict[str, str]:
     variables |= {item.name: text for item in settings.FOR_RANKS if (text := item.text())} | ours
     if how.placement.bind is not None:
         variables[settings.BIND.name] = how.placement.bind
-    if how.table is not None:
-        places = binding.said([(device.cores, device.interface) for device in how.table.devices])
-        variables |= {settings.PLACES.name: places} if places else {}
     variables |= how.environment or {}
     settings.check({**os.environ, **variables})
     return variables

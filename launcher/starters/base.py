@@ -12,8 +12,9 @@ import queue
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from launcher.common.lines import StreamName
 from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError, LaunchError
 from launcher.job.places.hosts import remote_hosts, unknown_host
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from launcher.job.rank_table import RankTable
 
 log = logging.getLogger(__name__)
-
-StreamName = Literal["stdout", "stderr"]
-
 
 #: The rank of an `Ended` whose launching program says how the first rank ended, but not which one it was.
 SOME_RANK = -1

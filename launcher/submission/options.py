@@ -35,6 +35,16 @@ class Line(Text):
         return super().fits(value) and value.isprintable()
 
 
+class Name(Line):
+    """The name of something, which no program takes for an option."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} that begins with no hyphen")
+
+    def fits(self, value: Setting) -> bool:
+        return super().fits(value) and not str(value).startswith("-")
+
+
 @dataclass(frozen=True)
 class Gpus:
     """GPUs of one rank; ``kind`` is the cluster's name of their type, or nothing."""
@@ -100,10 +110,10 @@ class SubmitOptions:
     """What a job system is told; None where an option is not given. Sizes are bytes, times seconds."""
 
     partition: str | None = described(
-        Line("the name of a partition or queue"), PLACE, "the partition or queue", "NAME"
+        Name("the name of a partition or queue"), PLACE, "the partition or queue", "NAME"
     )
     account: str | None = described(
-        Line("the name of an account"), PLACE, "the account or project that pays", "NAME"
+        Name("the name of an account"), PLACE, "the account or project that pays", "NAME"
     )
     time: int | None = described(
         # No number: YAML takes 1:00:00 without quotes for 3600.
@@ -144,7 +154,7 @@ class SubmitOptions:
         "OPTION", "--directive", default=tuple,
     )  # fmt: skip
     modules: tuple[str, ...] = described(
-        Several(Line("the name of a module"), "a list of names of modules"), SETUP,
+        Several(Name("the name of a module"), "a list of names of modules"), SETUP,
         "load this environment module first; repeatable", "NAME", "--module", default=tuple,
     )  # fmt: skip
     venv: Path | None = described(
@@ -152,7 +162,7 @@ class SubmitOptions:
         "the virtual environment with shardrun (default: this one)", "DIR",
     )  # fmt: skip
     image: str | None = described(
-        Line("a container image"), SETUP, "run in this container image, where shardrun is installed", "IMAGE"
+        Name("a container image"), SETUP, "run in this container image, where shardrun is installed", "IMAGE"
     )
     container: str | None = described(
         Choice(("apptainer", "singularity", "pyxis")), SETUP,
@@ -180,7 +190,7 @@ class SubmitOptions:
         "Kubernetes: size of each pod's /dev/shm (default: 1 GiB)", "SIZE",
     )  # fmt: skip
     name: str | None = described(
-        Line("the name of a job"), WATCH, "the job's name (default: the model's)", "NAME"
+        Name("the name of a job"), WATCH, "the job's name (default: the model's)", "NAME"
     )
     log: Path | None = described(
         File("the path of a folder"), WATCH, "the folder of NAME-NUMBER.log (default: the current one)", "DIR"

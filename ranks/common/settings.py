@@ -167,13 +167,10 @@ IDENTITY = _internal(
     "the variables of the rank, the number of ranks, the local rank and, if there is one, the local size, "
     "where a launcher of another package has its own", of_one_job=True,
 )  # fmt: skip
-PLACES = _internal(
-    "SHARDRUN_PLACES", "CORES@INTERFACE, with / between those of ranks",
-    "the cores and the network interface of each rank, as far as a rank table says them", of_one_job=True,
-)  # fmt: skip
-STAGED = _internal(
-    "SHARDRUN_STAGED", "RANKS=KEY, with ; between them",
-    "which ranks load which copy of the model in the cache of their host", of_one_job=True,
+TOLD = _internal(
+    "SHARDRUN_TOLD", "1",
+    "the launcher tells each rank over the control socket its cores, its network interface, or which copy of "
+    "the model it loads", of_one_job=True,
 )  # fmt: skip
 BOUND = _internal(
     "SHARDRUN_BOUND", "1", "no other rank of the job runs on this rank's cores", of_one_job=True
@@ -193,7 +190,7 @@ PYTHON: Variable[str] = Variable(
 
 VARIABLES: tuple[Variable[Any], ...] = (
     *(TIMEOUT, THREADS, CHOSEN, BIND, WEIGHTS, CACHE, CACHE_LIMIT, CUDA_GRAPHS, TARGET, MINDSPORE_LITE),
-    *(JOB, PYTHON, CONTROL, SCRATCH, IDENTITY, PLACES, STAGED, BOUND, SAFE_PATH, RUN_ALL),
+    *(JOB, PYTHON, CONTROL, SCRATCH, IDENTITY, TOLD, BOUND, SAFE_PATH, RUN_ALL),
 )
 
 FOR_RANKS = tuple(item for item in VARIABLES if not item.of_one_job and not item.internal)

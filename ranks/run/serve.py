@@ -25,11 +25,18 @@ if TYPE_CHECKING:
 
 
 def serve(
-    identity: Identity, control: Control | None, path: str, target: str = "cpu", precision: str = ""
+    identity: Identity,
+    control: Control | None,
+    path: str,
+    target: str = "cpu",
+    precision: str = "",
+    *,
+    copy: str = "",
 ) -> None:
     """Joins the group, loads ``path`` on ``target`` and serves; returns when the launcher says stop.
 
-    ``precision``: the text of a `ranks.precision.request.Asked`; "" for none.
+    ``precision``: the text of a `ranks.precision.request.Asked`; "" for none. ``copy``: the key of the copy
+    that stands for ``path`` on this host.
     """
     if control is None:
         raise ShardrunError(
@@ -41,7 +48,7 @@ def serve(
     from ranks.precision.request import Asked
     from ranks.run.target import load
 
-    path = staged.here(path, identity.rank, identity.host)
+    path = staged.here(path, copy, identity.host)
     began = time.perf_counter()
     asked = Asked.from_text(precision) if precision else None
     communicator, model = load(path, identity, target, asked=asked)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from ranks.common.settings import SCRATCH
 from ranks.errors import PeerLostError, ShardrunError, is_usage
+from ranks.identity.told import Told
 from ranks.talk import wire
 from ranks.talk.connect import EXIT_ORPHANED, open_socket
 from ranks.talk.stacks import offer
@@ -38,6 +39,7 @@ class Control:
         self._stream = Stream(sock)
         self._sending = threading.Lock()
         self._limit: tuple[object, object] = None, 0
+        self._told: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self._stopping = False
         self._closed = threading.Event()
         # A forked child that kept the socket open would hide this rank's death.
@@ -74,6 +76,10 @@ class Control:
                 self._stream.send(wire.Message(kind, fields or {}, tensors or {}))
         except OSError:
             self._end()
+
+    def told(self) -> Told:
+        """What the launcher says of this rank's place: it does so as soon as it knows the rank."""
+        return self._told.get()
 
     def limit_of(self, request: int, first: int) -> int:
         """How many steps of a run the launcher wants so far; ``first``: where it has not said more."""
@@ -116,6 +122,9 @@ class Control:
                 message = self._stream.receive()
                 if message.kind is wire.Kind.PING:
                     self.send(wire.Kind.PONG)
+                    continue
+                if message.kind is wire.Kind.TOLD:
+                    self._told.put(Told.of(message.fields))
                     continue
                 if message.kind is wire.Kind.STOP:
                     self._stopping = True
