@@ -36,26 +36,54 @@ def stopped(peers: Iterable[Peer]) -> list[Peer]:
     return sorted(found, key=lambda peer: peer.rank)
 
 
-def in_sentences(peers: Iterable[Peer]) -> str:
-    """Which ranks are stopped, as the end of an error: others then wait in vain."""
-    return "".join(f" Rank {peer.rank} is {_in_words(peer)}." for peer in stopped(peers))
+class Seen:
+    """Stopped ranks in words, as they are now or were at the last look.
+
+    What starts ranks may continue and end them as soon as one of them fails: then only the last look tells
+    that another had been stopped.
+    """
+
+    def __init__(self) -> None:
+        self._looked = 0.0
+        self._words: dict[int, str] = {}
+
+    def look(self, peers: Iterable[Peer]) -> list[Peer]:
+        """Those that are stopped now."""
+        found = [(peer, words) for peer in stopped(peers) if (words := _in_words(peer))]
+        self._looked, self._words = time.monotonic(), {peer.rank: words for peer, words in found}
+        return [peer for peer, _ in found]
+
+    def words(self, peer: Peer) -> str:
+        """A peer that `look` found last."""
+        return self._words[peer.rank]
+
+    def in_sentences(self, peers: Iterable[Peer]) -> str:
+        """Which ranks are stopped, as the end of an error: others then wait in vain."""
+        late = time.monotonic() - self._looked > 2 * LOOK_SECONDS
+        before = {} if late else self._words
+        self.look(peers)
+        words = {**self._words, **before}
+        return "".join(f" Rank {rank} is {words[rank]}." for rank in sorted(words))
 
 
 def _in_words(peer: Peer) -> str:
-    if peer.process is not None:
-        return in_words(peer.pid)
-    return stopped_in_words(f"process {peer.pid}", peer.pid)
+    """A stopped rank; "" where it has just gone on or ended."""
+    if peer.process is None:
+        return stopped_in_words(f"process {peer.pid}", peer.pid)
+    words = in_words(peer.pid)
+    return words if is_stopped(peer.pid) else ""
 
 
 class Watch:
     """Watches for stopped ranks during one wait for them: call `look` from time to time."""
 
-    def __init__(self, limit: float | None, hang: float | None = None) -> None:
+    def __init__(self, limit: float | None, hang: float | None = None, seen: Seen | None = None) -> None:
         """``hang``: seconds that a rank may be stopped, or give no sign of life once it is ready; None, or
         more than ``limit``: that one. ``limit``: the same while it starts and loads, when a library may keep
-        the interpreter to itself for long; None for as long as it likes."""
+        the interpreter to itself for long; None for as long as it likes. ``seen``: keeps what is found."""
         self._limit = limit
         self._hang = limit if hang is None or (limit is not None and limit < hang) else hang
+        self._seen = seen or Seen()
         self._began = self._looked = time.monotonic()
         self._seconds: dict[int, float] = {}
         self._told: set[int] = set()
@@ -66,7 +94,7 @@ class Watch:
         # This process may have been stopped too, as in a frozen container: that time is no rank's fault.
         passed, self._looked = min(now - self._looked, 2 * LOOK_SECONDS), now
         peers = list(peers)
-        found = stopped(peers)
+        found = self._seen.look(peers)
         halted = {peer.rank for peer in found}
         silent = [peer for peer in peers if peer.asked and peer.rank not in halted]
         self._seconds = {
@@ -81,10 +109,10 @@ class Watch:
                 self._told.add(peer.rank)
                 most = "" if self._hang is None else f", at most {self._hang:.3g} s"
                 where = f"rank {peer.rank} on host {peer.host}"
-                log.warning("waiting for %s%s: it is %s", where, most, _in_words(peer))
+                log.warning("waiting for %s%s: it is %s", where, most, self._seen.words(peer))
         for peer in found:
             if self._hang is not None and self._seconds[peer.rank] >= self._hang + _GRACE:
-                return _hung(peer, f"did not go on within {self._hang:g} s: it is {_in_words(peer)}.")
+                return _hung(peer, f"did not go on within {self._hang:g} s: it is {self._seen.words(peer)}.")
         for peer in silent:
             limit = self._hang if peer.ready else self._limit
             if limit is not None and self._seconds[peer.rank] >= limit + _GRACE:

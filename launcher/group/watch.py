@@ -80,7 +80,7 @@ class Job:
         self._some_rank: Ended | None = None
         self._all_ended = self._started = self._settled = False
         self._closing = self._hung_up = False
-        self._halted, self._noticed = "", False
+        self._halted, self._noticed, self._seen = "", False, halted.Seen()
         self._ending = threading.Lock()
         self._suspicious = threading.Event()
         self._hosts = {d.rank: d.host for d in table.devices} if table is not None else {}
@@ -236,7 +236,7 @@ class Job:
         return self._launcher_ended is not None and (self._launcher_ended.code or 0) < 0
 
     def _why_late(self, error: Mapping[str, object]) -> str:
-        said = halted.in_sentences(self._peers.values()) + cause.left_early(self._done, error)
+        said = self._seen.in_sentences(self._peers.values()) + cause.left_early(self._done, error)
         return said + halted.stacks_of_late(self._peers.values(), self._troubles, error)
 
     def _verdict(self) -> RankFailedError | LaunchError:
@@ -286,7 +286,7 @@ class Job:
         ``what`` completes "... within N s" for `LaunchError` when ``timeout`` seconds pass.
         """
         self.check_owner()
-        watch = halted.Watch(self._patience, self._hang)
+        watch = halted.Watch(self._patience, self._hang, self._seen)
         with self.changed:
             found = halted.wait_aloud(
                 self.changed.wait_for,
@@ -314,7 +314,7 @@ class Job:
     def _late(self, what: str, timeout: float) -> str:
         missing = [rank for rank in range(self.world_size) if rank not in self._peers]
         said = self._output.tail(None) if missing else []
-        more = halted.in_sentences(self._peers.values())
+        more = self._seen.in_sentences(self._peers.values())
         return late(what, timeout, missing, self._launcher.name, self._far, said, more)
 
     @property

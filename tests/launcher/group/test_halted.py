@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Sequence
@@ -168,6 +169,23 @@ def test_time_in_which_the_waiting_process_was_stopped_too_does_not_count(
                 break
         assert error is not None and error.rank == 0
         monkeypatch.undo()
+
+
+def test_a_rank_that_mpirun_has_meanwhile_ended_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mpirun continues and ends the others as soon as one rank fails, maybe before anybody looks again."""
+    with socket.socket() as one, subprocess.Popen(["sleep", "600"]) as process:
+        peers = [Peer(1, "here", process.pid, Stream(one), process=os.pidfd_open(process.pid))]
+        seen = halted.Seen()
+        assert seen.look(peers) == [] and seen.in_sentences(peers) == ""
+        halt([process.pid])
+        assert seen.look(peers) == peers
+        process.kill()
+        process.wait()
+        said = f" Rank 1 is process {process.pid} (sleep 600), which is stopped by a signal such as SIGSTOP"
+        assert seen.in_sentences(peers).startswith(said)
+        now = time.monotonic()
+        monkeypatch.setattr(halted.time, "monotonic", lambda: now + 3600.0)
+        assert seen.in_sentences(peers) == ""
 
 
 def test_who_is_not_there_since_it_ended_well_is_named(tmp_path: Path) -> None:
