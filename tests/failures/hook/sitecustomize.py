@@ -51,11 +51,13 @@ def _works():
 def _raise(kind):
     import ctypes
 
-    while True:  # what is raised in a destructor or a callback is forgotten
+    while True:
         _raise_once(ctypes, kind)
         time.sleep(1.0)
-        if not _works():
-            return
+        # What is raised in a destructor or a callback is forgotten: then the rank goes on. Between two of its
+        # runs it is not at work either; one that ends never is again.
+        while not _works():
+            time.sleep(_SECONDS)
 
 
 def _raise_once(ctypes, kind):
