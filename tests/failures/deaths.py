@@ -60,6 +60,7 @@ DEATHS = (
         hangs=True,
         script_codes=(137,),
     ),
+    Death("stands still", "rank", "lock", rf"{_RANK} has stood still for", hangs=True),
     Death(
         "out of memory", "rank", "memory", rf"{_RANK} was killed by SIGKILL\b.*memory", script_codes=(137,)
     ),
@@ -95,6 +96,7 @@ QUICK = (
     ("SIGKILL", "mpirun (Open MPI)", 2),
     ("`os._exit(0)`", "slurm", 2),
     ("SIGSTOP", "scripts", 1),
+    ("stands still", "ssh", 2),
     ("uncaught exception", "ssh", 2),
     ("launcher SIGHUP", "ssh", 2),
     ("launcher SIGKILL", "scripts", 2),
