@@ -55,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
             "--launcher external excludes --ranks, --rank-table and hosts: whoever starts the ranks says them"
         )
     here = not several and launcher in {"auto", "external"}
-    if here and (said := next((name for name in OF_STARTING if name in given and name != "launcher"), "")):
+    told = (name for name in (*OF_STARTING, "hang_timeout") if name in given and name != "launcher")
+    if here and (said := next(told, "")):
         raise ConfigError(
             f"{OPTIONS[said].flag} is for ranks that this command starts: give --ranks or --hosts"
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from launcher.common.interrupts import held_back
 from launcher.errors import LaunchError, RankFailedError, ShardrunError
+from launcher.starters import cause
 from ranks.talk import wire
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Requests:
             except KeyboardInterrupt:
                 answers.dropped = answers.request == number  # else nothing was sent yet
                 raise
-        if answers.result is not None:
+        if answers.result is not None and answers.good:
             return answers.result
         raise self._failed()
 
@@ -158,7 +159,7 @@ class Requests:
         job.wait_for(lambda: answers.came, None, "")
         error: ShardrunError | None = None
         made = answers.made
-        if answers.result is None:
+        if answers.result is None or not answers.good:
             error = self._failed()
         else:
             self._count(answers.result)
@@ -180,7 +181,7 @@ class Requests:
         if not answers.dropped:
             return
         job.wait_for(lambda: answers.came, None, "")
-        if answers.result is None and not isinstance(error := self._failed(), PredictError):
+        if not answers.good and not isinstance(error := self._failed(), PredictError):
             raise error
         answers.dropped = False
 
@@ -198,12 +199,7 @@ class Requests:
                 return PredictError(text)
             others = job.failure is None
         if others:
-            where = f"rank {rank} on host {job.host(rank)}"
-            job.abort(
-                RankFailedError(
-                    f"{where}: {text}\nOther ranks did not fail alike.", rank=rank, host=job.host(rank)
-                )
-            )
+            job.abort(cause.error_of(cause.Trouble(rank, job.host(rank), cause.unlike(fields)), ()))
         assert job.failure is not None
         return job.failure
 

@@ -65,8 +65,7 @@ class Job(Options):
 
     def of_starting(self) -> str:
         """The first flag given that only whatever starts the ranks can follow; "" without one."""
-        # How long a rank may be stopped is for the process beside each, whoever starts them.
-        names = (name for name in OF_STARTING if name not in {"launcher", "hang_timeout"})
+        names = (name for name in OF_STARTING if name != "launcher")
         found = next((name for name in names if getattr(self, name) != getattr(Job(), name)), "")
         return OPTIONS[found].flag if found else ""
 

@@ -367,7 +367,7 @@ OPTIONS = table(Options)
 """Option by name, which is also its key in job files."""
 
 OF_STARTING = (
-    *("launcher", "env", "hang_timeout"),
+    *("launcher", "env"),
     *(item.name for options in (Placement, Logs) for item in fields(options)),
 )
 """Options that only what starts the ranks can follow."""

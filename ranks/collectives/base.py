@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from ranks.common.pulse import wait
 from ranks.errors import CollectiveError
 from sharding.common.arrays import DType
 
@@ -44,6 +46,13 @@ class Communicator(ABC):
     """The numbers by which errors name this group's ranks 0, 1, ...: those of the whole it is a part of."""
     _parts: dict[Groups, Communicator]
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in (*Communicator.__abstractmethods__, "_split"):
+            if isinstance(method := cls.__dict__.get(name), FunctionType):
+                wait(method)
+
+    @wait
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
         """The group among ``groups`` that this rank is in; ranks there count from 0, in the same order.
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from ranks.common import large_pages
+from ranks.common.pulse import work
 from ranks.common.ranges import in_ranges
 from ranks.errors import CollectiveError, ShardrunError
 from ranks.run.steps.follow import Lead, follow
@@ -48,6 +49,7 @@ def serve(
     from ranks.precision.request import Asked
     from ranks.run.target import load
 
+    control.computes_here = target == "cpu"
     path = staged.here(path, copy, identity.host)
     began = time.perf_counter()
     asked = Asked.from_text(precision) if precision else None
@@ -72,6 +74,7 @@ def serve(
         communicator.close()
 
 
+@work
 def _predict(message: Message, rank: int, model: RankModel, spreader: Spreader, control: Control) -> None:
     request, session = message.fields.get("request"), message.fields.get("session")
     given = spreader.spread(message if rank == 0 else None)
@@ -101,6 +104,7 @@ def _predict(message: Message, rank: int, model: RankModel, spreader: Spreader, 
         control.send(Kind.FAILED, {"request": request, "type": type(error).__name__, "message": str(error)})
 
 
+@work
 def _change(fields: Mapping[str, object], rank: int, model: RankModel, control: Control) -> None:
     """Changes a sequence. Nobody waits for it: what fails is told by the next step."""
     if fields["change"] == "describe":

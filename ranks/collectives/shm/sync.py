@@ -23,6 +23,7 @@ from typing import NoReturn
 
 from ranks.collectives.arrays import CODES
 from ranks.collectives.rendezvous import Rendezvous
+from ranks.common.pulse import wait
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 
 OPERATIONS = ("barrier", "all_reduce", "all_gather", "all_to_all", "broadcast", "send/recv")
@@ -114,6 +115,7 @@ class Waiter:
         """Waits until the counter at ``word``, which ``peer`` writes, has reached ``value``."""
         self._until(word, value, timeout, what, peer)
 
+    @wait
     def _until(self, word: int, value: int, timeout: float, what: Callable[[], str], only: int | None) -> int:
         words = self._words
         floor = value & ~_SIGNATURE
