@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from ranks.errors import CollectiveError, ShardrunError
+from ranks.run.steps.shown import Asking, shown
 from ranks.talk.wire import Kind, Message, WireError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from ranks.collectives.broadcast import Spreader
     from ranks.run.rank_model import RankModel
+    from ranks.state.session import Wish
     from ranks.talk.reports import Change, More
     from sharding.common.arrays import Array
 
@@ -42,6 +44,7 @@ class Leader:
         self._failed = False
         self._ended = threading.Event()
         self._asked = 0
+        self._asking = [Asking() for _ in models]
         if spreader.size > 1:
             patience = spreader.timeout / _LOOKS
             waker = threading.Thread(target=self._wake, args=(patience,), name="shardrun leader", daemon=True)
@@ -63,10 +66,21 @@ class Leader:
 
         return self._together({"model": place}, feeds, run)
 
-    def step(self, place: int, number: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """One step of a sequence of a model; as `run`, and as `RankModel.step`."""
-        model = self.models[place]
-        return self._together({"model": place, "session": number}, feeds, lambda: model.step(number, feeds))
+    def step(
+        self, place: int, number: int, feeds: Mapping[str, Array], ask: Wish | None = None
+    ) -> dict[str, Array]:
+        """One step of a sequence of a model; as `run`, and as `ranks.state.session.Host.step`."""
+        model, tensors = self.models[place], dict(feeds)
+        told: dict[str, object] = {"model": place, "session": number}
+        if ask is not None:
+            told["asked"], more = ask.told()
+            tensors |= more
+
+        def run() -> dict[str, Array]:
+            rows = self._asking[place].rows(told, tensors)
+            return shown(model.step(number, tensors, rows), rows)
+
+        return self._together(told, tensors, run)
 
     def change(self, place: int, change: str, number: int, **more: Unpack[More]) -> None:
         """As `ranks.state.session.Host.change`, on every rank."""
@@ -147,6 +161,7 @@ def follow(models: Sequence[RankModel], spreader: Spreader) -> str:
     rank 0 can.
     """
     failed: Exception | None = None
+    asking = [Asking() for _ in models]
     while True:
         try:
             message = spreader.spread(None)
@@ -163,7 +178,8 @@ def follow(models: Sequence[RankModel], spreader: Spreader) -> str:
             return str(fields.get("fate"))
         if message.kind is Kind.HELLO:
             continue
-        model = models[cast("int", fields["model"])]
+        place = cast("int", fields["model"])
+        model = models[place]
         if message.kind is Kind.SESSION:
             more = {name: value for name, value in fields.items() if name not in {"model", "failed"}}
             model.sequences.change(**cast("Change", more))
@@ -174,7 +190,8 @@ def follow(models: Sequence[RankModel], spreader: Spreader) -> str:
             if session is None:
                 model.run(message.tensors)
             else:
-                model.step(cast("int", session), message.tensors)
+                rows = asking[place].rows(fields, message.tensors)
+                model.step(cast("int", session), message.tensors, rows)
         except CollectiveError:
             raise
         except Exception as error:
