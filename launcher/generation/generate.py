@@ -20,16 +20,16 @@ from launcher.generation.decoder import (
     Decoder,
     Follows,
     Ids,
-    Logits,
     Sequence,
     check_ids,
     check_room,
-    read_prompt,
 )
 from launcher.generation.options import NEW_TOKENS, GenerateOptions, options_of
 from launcher.generation.sample import Event, Limits, Sample, Texts, make_samples
+from launcher.generation.scoring import read_prompt, scores_of, scores_of_each
 from launcher.generation.speculation import Draft, Guesser, Lookup, grow
 from launcher.generation.text.tokenizer import Tokenizer
+from ranks.tokens.scores import Scores
 from sharding.common.text import counted
 
 if TYPE_CHECKING:
@@ -299,39 +299,39 @@ def _events(
     with contextlib.ExitStack() as stack:
         state = decoder.sequence(prepared.given)
         stack.callback(state.close)
-        logits = read_prompt(state, prompt, options.chunk)
         if (options.beams or 1) > 1:
             stack.pop_all()
-            yield from search(decoder, state, logits, prompt, options, limits, tokenizer)
+            yield from search(decoder, state, prompt, options, limits, tokenizer)
             return
         samples = make_samples(options, decoder.vocabulary, prompt, limits, tokenizer)
+        scores = read_prompt(state, prompt, samples[0].want(), options.chunk)  # all want the same of it
         states = [state]
         for _ in samples[1:]:
             states.append(state.fork())
             stack.callback(states[-1].close)
         if not options.speculate:
-            yield from _together(decoder, samples, states, logits)
+            yield from _together(decoder, samples, states, scores)
             return
         for sample, own in zip(samples, states, strict=True):
             guesser: Guesser = Lookup() if draft is None else Draft(draft, sample, prompt, options.chunk)
             stack.callback(guesser.close)
-            yield from grow(sample, own, logits, prompt, guesser, options.speculate)
+            yield from grow(sample, own, scores, prompt, guesser, options.speculate)
 
 
 def _together(
-    decoder: Decoder, samples: Several[Sample], states: Several[Sequence], logits: Logits
+    decoder: Decoder, samples: Several[Sample], states: Several[Sequence], scores: Scores
 ) -> Iterator[Event]:
     """All samples of a prompt, one token of each at a time."""
-    going: list[tuple[Sample, Sequence, Logits]] = [
-        (sample, state, logits) for sample, state in zip(samples, states, strict=True)
+    going: list[tuple[Sample, Sequence, Scores]] = [
+        (sample, state, scores) for sample, state in zip(samples, states, strict=True)
     ]
     while going:
         if len(going) == 1:
             yield from _alone(*going[0])
             return
         still = []
-        for sample, state, rows in going:
-            yield sample.take(sample.choose(rows[0]), rows[0])
+        for sample, state, own in going:
+            yield sample.take(sample.choose(own), own)
             if sample.reason is None:
                 still.append((sample, state))
             else:
@@ -340,9 +340,12 @@ def _together(
         if not still:
             return
         ids = np.array([sample.ids[-1] for sample, _ in still], np.int64)
-        states = [state for _, state in still]
-        found = [states[0].step(ids)] if len(still) == 1 else decoder.step_many(states, ids)
-        going = [(*pair, rows) for pair, rows in zip(still, found, strict=True)]
+        states, wants = [state for _, state in still], [sample.want() for sample, _ in still]
+        if len(still) == 1:
+            found = scores_of(states[0], ids, wants)
+        else:
+            found = scores_of_each(decoder, states, ids, wants)
+        going = [(*pair, own) for pair, own in zip(still, found, strict=True)]
 
 
 def run_ahead(
@@ -355,10 +358,10 @@ def run_ahead(
     return None
 
 
-def _alone(sample: Sample, state: Sequence, logits: Logits) -> Iterator[Event]:
+def _alone(sample: Sample, state: Sequence, scores: Scores) -> Iterator[Event]:
     """One text to its end. Where the ranks can choose its tokens by themselves, they run ahead of the reader
     by a few."""
-    yield sample.take(sample.choose(logits[0]), logits[0])
+    yield sample.take(sample.choose(scores), scores)
     while sample.reason is None:
         ahead = run_ahead(sample, state)
         if ahead is not None:
@@ -368,7 +371,7 @@ def _alone(sample: Sample, state: Sequence, logits: Logits) -> Iterator[Event]:
                     if sample.reason is not None:
                         break
             continue
-        rows = state.step(np.array(sample.ids[-1:], np.int64))
-        yield sample.take(sample.choose(rows[0]), rows[0])
+        [scores] = scores_of(state, np.array(sample.ids[-1:], np.int64), [sample.want()])
+        yield sample.take(sample.choose(scores), scores)
     state.close()
     yield sample.done()

@@ -12,8 +12,10 @@ import numpy as np
 from launcher.errors import ConfigError, RankFailedError, ShardrunError
 from launcher.generation.decoder import Arrays, Ids, Logits, Sequence, step_each
 from launcher.generation.names import Names, find_states
+from launcher.generation.scoring import NOTHING, Wants, whole
 from ranks.common.tensors import TensorSpec
 from ranks.state.feeds import FOLLOWING
+from ranks.tokens.scores import Scores
 from sharding.slices.state import LOGITS_FROM
 from sharding.slices.state_names import is_next
 
@@ -226,29 +228,36 @@ class StatefulSequence:
 
     def step(self, ids: Ids, *, every: bool = False) -> Logits:
         """Reads tokens; the logits of the last one, or of ``every`` one."""
+        return whole(self.scores(ids, [None] * (len(ids) if every else 1), every=every))
+
+    def scores(self, ids: Ids, wants: Wants, *, every: bool = False) -> list[Scores]:
+        """As `launcher.generation.scoring.Scored.scores`."""
         states = self._decoder.states[id(self._decoder.later)]
         program = self._decoder.later if self._ids and states else self._decoder.first
         spec = program.takes(self._decoder.names.of("input_ids"))
         assert spec is not None
         if len(ids) > 1 and states and len(spec.shape) > 1 and spec.shape[1] == 1:
-            rows = [self.step(ids[k : k + 1]) for k in range(len(ids))]
-            return np.concatenate(rows) if every else rows[-1]
+            return self._one_by_one(ids, wants if every else [*[NOTHING] * (len(ids) - 1), *wants])[
+                -len(wants) :
+            ]
         count = len(ids) if every else 1
         if states:
-            logits = self._run(program, ids, len(self._ids), every)
+            rows = self._run(program, ids, len(self._ids), every, wants)
         else:
-            logits = self._run(program, np.array([*self._ids, *ids.tolist()], np.int64), 0, every)
-        if len(logits) < count:  # the graph computes the last position's logits only
+            rows = self._run(program, np.array([*self._ids, *ids.tolist()], np.int64), 0, every, wants)
+        if len(rows) < count:  # the graph computes the last position's logits only
             assert every
-            return self._one_by_one(ids)
+            return self._one_by_one(ids, wants)
         self._ids += ids.tolist()
-        return logits[len(logits) - count :]
+        return rows[len(rows) - count :]
 
-    def _one_by_one(self, ids: Ids) -> Logits:
-        return np.concatenate([self.step(ids[k : k + 1]) for k in range(len(ids))])
+    def _one_by_one(self, ids: Ids, wants: Wants) -> list[Scores]:
+        return [self.scores(ids[k : k + 1], wants[k : k + 1])[0] for k in range(len(ids))]
 
-    def _run(self, program: Program, ids: Ids, past: int, every: bool) -> Logits:
-        """Computes a step. The state becomes that after it, unless logits of ``every`` token are missing."""
+    def _run(self, program: Program, ids: Ids, past: int, every: bool, wants: Wants) -> list[Scores]:
+        """Computes a step. The state becomes that after it, unless logits of ``every`` token are missing.
+
+        ``wants``: of the rows that are read; those before them may come as well."""
         decoder = self._decoder
         feeds = self._feeds(program, ids, past, every)
         states = decoder.states[id(program)]
@@ -262,8 +271,9 @@ class StatefulSequence:
                 f"the model gave logits of {logits.shape[-1]} tokens, but its vocabulary has "
                 f"{decoder.vocabulary}"
             )
-        if every and len(logits) < len(ids):
-            return logits
+        rows = [Scores(row) for row in logits[-len(wants) :]]
+        if every and len(rows) < len(ids):
+            return rows
         for state in decoder.states[id(decoder.later)]:
             # Of a graph without past inputs, the same names say which outputs are its state.
             name = state.present if state.present in outputs else None
@@ -273,7 +283,7 @@ class StatefulSequence:
                 name = next((other for other in outputs if is_next(other, state.past)), None)
             if name is not None:
                 self._state[state.past] = outputs[name]
-        return logits
+        return rows
 
     def _feeds(self, program: Program, ids: Ids, past: int, every: bool) -> dict[str, Array]:
         """All inputs but state."""

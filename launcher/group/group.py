@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from launcher.group.starting import StartedJob
     from launcher.group.watch import Job
     from ranks.common.progress import Progress
+    from ranks.state.session import Wish
     from ranks.talk.reports import RunReport, StateReport
     from sharding.common.arrays import Array
     from sharding.demands.options import SliceOptions
@@ -121,10 +122,15 @@ class Group(ReadyModel):
         if self._closer.alive:
             self._requests.tell(wire.Kind.SESSION, fields)
 
-    def step_session(self, number: int, tensors: dict[str, Array]) -> dict[str, Array]:
+    def step_session(
+        self, number: int, tensors: dict[str, Array], ask: Wish | None = None
+    ) -> dict[str, Array]:
         """One step of a session. For `launcher.group.session`."""
         self._check_open()
-        return self._requests.predict(tensors, {"session": number})
+        if ask is None:
+            return self._requests.predict(tensors, {"session": number})
+        report, more = ask.told()
+        return self._requests.predict({**tensors, **more}, {"session": number, "asked": report})
 
     def run_session(self, number: int, tensors: dict[str, Array], run: RunReport) -> RanksRun:
         """A step of a session, and more that the ranks make by themselves. For `launcher.group.session`."""

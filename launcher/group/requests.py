@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, cast
 from launcher.common.interrupts import held_back
 from launcher.errors import LaunchError, RankFailedError, ShardrunError
 from launcher.starters import cause
+from ranks.collectives.base import ALIKE_SECONDS
 from ranks.talk import wire
 
 if TYPE_CHECKING:
     from launcher.group.watch import Job
     from ranks.talk.reports import StatsReport
     from sharding.common.arrays import Array
-
-
-_FAILED_SECONDS = 2.0  # a group whose ranks do not all fail alike within this time is out of step
 
 
 class PredictError(ShardrunError):
@@ -191,7 +189,7 @@ class Requests:
         job, answers = self._job, self._answers
         with job.changed:
             job.changed.wait_for(
-                lambda: job.failure is not None or len(answers.failed) == job.world_size, _FAILED_SECONDS
+                lambda: job.failure is not None or len(answers.failed) == job.world_size, ALIKE_SECONDS
             )
             rank, fields = next(iter(answers.failed.items()))
             text = str(fields.get("message"))

@@ -14,6 +14,7 @@ from ranks.common.pulse import work
 from ranks.common.ranges import in_ranges
 from ranks.errors import CollectiveError, ShardrunError
 from ranks.run.steps.follow import Lead, follow
+from ranks.run.steps.shown import Asking, shown
 from ranks.talk.wire import Kind, Message
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def serve(
     control.send(
         Kind.READY, _describe(model, model.collectives or communicator.name, time.perf_counter() - began)
     )
-    spreader = Spreader(communicator)
+    spreader, asking = Spreader(communicator), Asking()
     try:
         while True:
             # Blocks without a time-out and without spinning: an idle rank uses no CPU. No rank waits for a
@@ -66,7 +67,7 @@ def serve(
             if message.kind is Kind.STOP:
                 break
             if message.kind is Kind.PREDICT:
-                _predict(message, identity.rank, model, spreader, control)
+                _predict(message, identity.rank, model, spreader, control, asking)
             elif message.kind is Kind.SESSION:
                 _change(message.fields, identity.rank, model, control)
     finally:
@@ -75,7 +76,9 @@ def serve(
 
 
 @work
-def _predict(message: Message, rank: int, model: RankModel, spreader: Spreader, control: Control) -> None:
+def _predict(  # noqa: PLR0917 - what `serve` has
+    message: Message, rank: int, model: RankModel, spreader: Spreader, control: Control, asking: Asking
+) -> None:
     request, session = message.fields.get("request"), message.fields.get("session")
     given = spreader.spread(message if rank == 0 else None)
     feeds, run = given.tensors, cast("RunReport | None", given.fields.get("run"))
@@ -87,7 +90,8 @@ def _predict(message: Message, rank: int, model: RankModel, spreader: Spreader, 
             step = functools.partial(model.step, cast("int", session))
             more, tensors = {"error": follow(step, feeds, run, spreader, lead)}, {}
         elif session is not None:
-            tensors = model.step(cast("int", session), feeds)
+            rows = asking.rows(given.fields, feeds)
+            tensors = shown(model.step(cast("int", session), feeds, rows), rows)
         else:
             outputs = model.run(feeds)
             tensors = {spec.name: array for spec, array in zip(model.outputs, outputs, strict=True)}
