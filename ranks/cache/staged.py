@@ -13,8 +13,8 @@ from ranks.cache.intact import is_sealed
 from ranks.cache.locks import hold
 from ranks.cache.place import FORMS, place_of
 from ranks.common import settings
-from ranks.common.ranges import in_ranges, parse_ranges
 from ranks.errors import ShardrunError
+from sharding.common.ranges import in_ranges, parse_ranges
 
 KIND = "slices"
 

@@ -6,9 +6,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ranks.common.sources import OPEN_MPI
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
 
 Progress = Callable[[int, int], None]
 """Takes how much is done, and of how much."""
@@ -29,8 +33,8 @@ def progress(description: str, *, counted: bool = False) -> Iterator[Progress | 
     import time
 
     start = time.monotonic()
-    bar: Any = None
-    task: Any = None
+    bar: Bar | None = None
+    task: TaskID | None = None
 
     def update(done: int, total: int) -> None:
         nonlocal bar, task
@@ -39,12 +43,13 @@ def progress(description: str, *, counted: bool = False) -> Iterator[Progress | 
                 return
             from rich.console import Console
             from rich.progress import MofNCompleteColumn
-            from rich.progress import Progress as Bar
+            from rich.progress import Progress as Bars
 
-            columns = (*Bar.get_default_columns(), *([MofNCompleteColumn()] if counted else []))
-            bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            columns = (*Bars.get_default_columns(), *([MofNCompleteColumn()] if counted else []))
+            bar = Bars(*columns, console=Console(stderr=True), transient=True)
             task = bar.add_task(description)
             bar.start()
+        assert task is not None
         bar.update(task, completed=done, total=total)
 
     try:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ranks.common.ranges import in_ranges, parse_ranges
 from ranks.common.settings import BIND, BOUND, PLACES
 from ranks.errors import IdentityError
 from ranks.identity.place import Identity
+from sharding.common.ranges import in_ranges, parse_ranges
 
 INTERFACES = {
     "gloo": "GLOO_SOCKET_IFNAME",
@@ -69,8 +69,6 @@ def _bind_to(cores: str, nodes: Sequence[Sequence[Core]], why: str) -> None:
     if not wanted:
         raise IdentityError(f"{why}, which are no list of cores such as 0-3: correct the table")
     there = {cpu for node in nodes for core in node for cpu in core}
-    if not wanted:
-        raise IdentityError(f"{why}, which are none: correct the table, or give --bind none")
     if lacking := wanted - there:
         raise IdentityError(
             f"{why}: this process may use the cores {in_ranges(there)}, and not {in_ranges(lacking)}: "

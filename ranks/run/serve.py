@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from ranks.common import large_pages
-from ranks.common.ranges import in_ranges
 from ranks.errors import CollectiveError, ShardrunError
 from ranks.run.steps.follow import Lead, follow
 from ranks.talk.wire import Kind, Message
+from sharding.common.ranges import in_ranges
 
 if TYPE_CHECKING:
     from ranks.collectives.broadcast import Spreader
