@@ -128,11 +128,12 @@ def _submission(args: argparse.Namespace, chosen: System) -> Submission:
     """What is handed in, checked as far as it can be here. Raises `ConfigError`."""
     from launcher.job.job import gather
     from launcher.job.job_file import read_section
+    from launcher.job.option_table import changed
     from launcher.submission.base import Submission
 
     flags, config = vars(args), getattr(args, "config", None)
     told = {} if config is None else read_section(config, "submit", SUBMIT)
-    options = SubmitOptions(**told).with_flags(flags)
+    options = changed(SubmitOptions(), told).with_flags(flags)
     job = gather({name: value for name, value in flags.items() if name not in SUBMIT}, config)
     for name in ("rank_table", "hosts", "hostfile"):
         if getattr(job, name) is not None:

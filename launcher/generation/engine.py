@@ -14,23 +14,18 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.generation.decoder import Arrays, Decoder, Ids, Sequence
 from launcher.generation.generate import Manner, Prepared, prepare, run_ahead
-from launcher.generation.options import GenerateOptions
+from launcher.generation.options import GenerateOptions, options_of
 from launcher.generation.sample import Sample, make_samples
 from launcher.generation.scoring import NOTHING, one_by_one, scores_of, scores_of_each
 from launcher.generation.streams import EngineFullError, EngineLimits, Stream
 from launcher.generation.text.tokenizer import Tokenizer
 from ranks.tokens.scores import Scores
-
-if TYPE_CHECKING:
-    from launcher.job.values import Setting
-
 
 CHUNK = 256
 """Tokens of a prompt that are read between two steps of the texts under way."""
@@ -102,7 +97,7 @@ class Engine:
         *,
         inputs: Arrays | None = None,
         special: bool = True,
-        **more: Setting,
+        **more: object,
     ) -> Stream:
         """Takes a request; its texts come from the stream. The arguments are those of
         `launcher.generation.generate.generate`.
@@ -111,8 +106,8 @@ class Engine:
         where too many wait.
         """
         prepared = prepare(
-            self._decoder, prompt, options,
-            tokenizer=self._tokenizer, manner=self._manner, inputs=inputs, special=special, **more,
+            self._decoder, prompt, options_of(options, more),
+            tokenizer=self._tokenizer, manner=self._manner, inputs=inputs, special=special,
         )  # fmt: skip
         if (prepared.options.beams or 1) > 1 or prepared.options.speculate:
             raise ConfigError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from launcher.common.elsewhere import ELSEWHERE
 from launcher.errors import ConfigError
 from launcher.generation.beams import search
 from launcher.generation.decoder import (
@@ -29,11 +27,11 @@ from launcher.generation.sample import Event, Limits, Sample, Texts, make_sample
 from launcher.generation.scoring import read_prompt, scores_of, scores_of_each
 from launcher.generation.speculation import Draft, Guesser, Lookup, grow
 from launcher.generation.text.tokenizer import Tokenizer
+from ranks.common.elsewhere import ELSEWHERE
 from ranks.tokens.scores import Scores
 from sharding.common.text import counted
 
 if TYPE_CHECKING:
-    from launcher.job.values import Setting
     from sharding.common.arrays import Array
 
 
@@ -49,7 +47,7 @@ class Manner:
     ends: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
     """What a decoder with an encoder reads first."""
-    defaults: Mapping[str, Setting] | None = None
+    defaults: Mapping[str, object] | None = None
 
 
 class Events(Protocol):
@@ -75,8 +73,7 @@ class Generation(Texts):
         super().__init__(has_text=has_text)
         self._events = events
         # Their end waits for ranks, which whoever collects this may hold up.
-        self._forgotten = weakref.finalize(self, ELSEWHERE.call, events.close)
-        self._forgotten.atexit = False
+        self._forgotten = ELSEWHERE.when_gone(self, events.close)
         self.options, self.prompt = options, list(prompt)
 
     def _next(self) -> Event:
@@ -118,7 +115,7 @@ def generate(
     inputs: Arrays | None = None,
     draft: Decoder | None = None,
     special: bool = True,
-    **more: Setting,
+    **more: object,
 ) -> Generation:
     """Continues a prompt: text, or token ids.
 
@@ -130,8 +127,8 @@ def generate(
     Raises `ConfigError` at once for what does not fit the model; the iterator raises what the model raises.
     """
     prepared = prepare(
-        decoder, prompt, options,
-        tokenizer=tokenizer, manner=manner, inputs=inputs, draft=draft, special=special, **more,
+        decoder, prompt, options_of(options, more),
+        tokenizer=tokenizer, manner=manner, inputs=inputs, draft=draft, special=special,
     )  # fmt: skip
     events = _events(decoder, prepared, tokenizer, draft)
     return Generation(events, prepared.options, prepared.prompt, has_text=tokenizer is not None)
@@ -155,18 +152,16 @@ class Prepared:
 def prepare(
     decoder: Decoder,
     prompt: str | Several[int] | Ids | None,
-    options: GenerateOptions | None = None,
+    asked: GenerateOptions,
     *,
     tokenizer: Tokenizer | None = None,
     manner: Manner | None = None,
     inputs: Arrays | None = None,
     draft: Decoder | None = None,
     special: bool = True,
-    **more: Setting,
 ) -> Prepared:
     """Checks and settles what `generate` takes. Raises `ConfigError` for what does not fit the model."""
     manner = manner or Manner()
-    asked = options_of(options, more)
     encoded = {spec.name for spec in decoder.encoder_inputs}
     # What a decoder of sound begins with is written out: its tokenizer would add an end.
     ids = _ids(decoder, prompt, tokenizer, special and not (encoded and "input_ids" not in encoded))
@@ -230,13 +225,13 @@ def _arranged(
     return check_ids(start, decoder, "the decoder's start"), given
 
 
-def _lengths(defaults: Mapping[str, Setting], prompt: int) -> dict[str, Setting]:
+def _lengths(defaults: Mapping[str, object], prompt: int) -> dict[str, object]:
     """Defaults whose lengths count new tokens only."""
     found = dict(defaults)
     longest, shortest = found.pop("max_length", None), found.pop("min_length", None)
-    if longest is not None and found.get("max_new_tokens") is None and longest > prompt:
+    if isinstance(longest, int) and found.get("max_new_tokens") is None and longest > prompt:
         found["max_new_tokens"] = longest - prompt
-    if shortest is not None and found.get("min_new_tokens") is None:
+    if isinstance(shortest, int) and found.get("min_new_tokens") is None:
         found["min_new_tokens"] = max(0, shortest - prompt)
     return found
 

@@ -13,7 +13,7 @@ from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunE
 from launcher.generation.decoder import Arrays, Ids, Logits, Sequence, step_each
 from launcher.generation.runs import TokenRun, TokenRunHost
 from launcher.generation.scoring import Wants, asked, one_by_one, whole
-from launcher.generation.stateful import Program, StatefulDecoder, StatefulSequence
+from launcher.generation.stateful import Program, SaidOfDecoder, StatefulDecoder, StatefulSequence
 from ranks.state.rows import Batch
 from ranks.state.session import Session
 from ranks.tokens.scores import Scores
@@ -21,7 +21,8 @@ from ranks.tokens.wanted import Ask
 from sharding.slices.state import LOGITS_FROM
 
 if TYPE_CHECKING:
-    from launcher.job.values import Setting
+    from typing_extensions import Unpack
+
     from ranks.state.session import Host
     from ranks.talk.reports import RunReport
     from ranks.tokens.chooser import Chooser
@@ -34,13 +35,16 @@ rounded activations come to less, a wrong position to more."""
 
 
 def decoder_of(
-    first: Program, later: Program | None = None, encoder: Program | None = None, **more: Setting
+    first: Program,
+    later: Program | None = None,
+    encoder: Program | None = None,
+    **said: Unpack[SaidOfDecoder],
 ) -> StatefulDecoder:
     """The decoder over these graphs, whose state stays on the ranks where they can keep it. The arguments are
     those of `StatefulDecoder`."""
     if (later or first).group is None:
-        return StatefulDecoder(first, later, encoder, **more)
-    return ResidentDecoder(first, later, encoder, **more)
+        return StatefulDecoder(first, later, encoder, **said)
+    return ResidentDecoder(first, later, encoder, **said)
 
 
 class ResidentDecoder(StatefulDecoder):
@@ -49,8 +53,8 @@ class ResidentDecoder(StatefulDecoder):
     Sequences that are stepped together (`step_many`) lie in one batch there. Threads take turns.
     """
 
-    def __init__(self, first: Program, *others: Program | None, **more: Setting) -> None:
-        super().__init__(first, *others, **more)
+    def __init__(self, first: Program, *others: Program | None, **said: Unpack[SaidOfDecoder]) -> None:
+        super().__init__(first, *others, **said)
         group = self.later.group
         assert group is not None
         self.host: Host = group.session_host

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from sharding.slices.state import LOGITS_FROM
 from sharding.slices.state_names import is_next
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ranks.state.session import Host
     from sharding.common.arrays import Array
     from sharding.slices.state import StatePair
@@ -88,11 +90,21 @@ def _has_state(group: Ranks) -> bool:
         return False
 
 
+class SaidOfDecoder(TypedDict, total=False):
+    """What `StatefulDecoder` takes by name."""
+
+    names: Names | None
+    encoder_names: Names | None
+    vocabulary: int | None
+    """How many tokens there are, where the logits' shape does not say it."""
+    context: int | None
+
+
 class StatefulDecoder:
     """A decoder of which each step takes all state in, and gives it out.
 
     ``later`` is the graph for all steps but the first, where a model has two; ``encoder`` that of an
-    encoder-decoder model. ``vocabulary`` is asked for where the logits' shape does not say it.
+    encoder-decoder model.
     """
 
     def __init__(
@@ -100,22 +112,18 @@ class StatefulDecoder:
         first: Program,
         later: Program | None = None,
         encoder: Program | None = None,
-        *,
-        names: Names | None = None,
-        encoder_names: Names | None = None,
-        vocabulary: int | None = None,
-        context: int | None = None,
+        **said: Unpack[SaidOfDecoder],
     ) -> None:
-        self.names = names or Names()
+        self.names = said.get("names") or Names()
         self.first, self.later, self.encoder = first, later or first, encoder
-        self.encoder_names = encoder_names or Names()
+        self.encoder_names = said.get("encoder_names") or Names()
         self.states = {
             id(program): find_states(self.names, program.inputs, program.outputs, program.pairs)
             for program in (self.first, self.later)
         }
-        self.context = context
+        self.context = said.get("context")
         self.logits = self._logits()
-        self.vocabulary = self._vocabulary(vocabulary)
+        self.vocabulary = self._vocabulary(said.get("vocabulary"))
         for program in {id(item): item for item in (self.first, self.later)}.values():
             self._check_inputs(program)
 

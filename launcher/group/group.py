@@ -7,13 +7,11 @@ import contextlib
 import functools
 import os
 import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from launcher.common.elsewhere import ELSEWHERE
 from launcher.common.report import warn_unsplit
 from launcher.errors import LaunchError
 from launcher.group.model import ReadyModel
@@ -23,6 +21,7 @@ from launcher.group.told import spec_of, stats_of
 from launcher.inspection.reference import refer
 from launcher.job.start_arguments import Start, StartArguments, count_ranks
 from ranks.cache.locks import Pin, keeping
+from ranks.common.elsewhere import ELSEWHERE
 from ranks.models.imported import naming
 from ranks.talk import wire
 from sharding.common.text import counted
@@ -60,8 +59,7 @@ class Group(ReadyModel):
         self._requests = Requests(job)
         self._host: RanksHost | None = None
         # Whoever collects a group may hold what its end waits for.
-        self._closer = weakref.finalize(self, ELSEWHERE.call, functools.partial(_end, job))
-        self._closer.atexit = False
+        self._closer = ELSEWHERE.when_gone(self, functools.partial(_end, job))
         atexit.register(job.close)
         try:
             job.wait_for(lambda: self._ready(progress), timeout, "The ranks were not ready")

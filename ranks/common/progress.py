@@ -9,9 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ranks.common.sources import OPEN_MPI
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
 
 Progress = Callable[[float, float], None]
 """Takes how much is done, and of how much."""
@@ -61,8 +65,8 @@ def progress(description: str, *, counted: bool = False) -> Iterator[Progress | 
         yield None
         return
     start = time.monotonic()
-    bar: Any = None
-    task: Any = None
+    bar: Bar | None = None
+    task: TaskID | None = None
 
     def update(done: float, total: float) -> None:
         nonlocal bar, task, start
@@ -71,11 +75,11 @@ def progress(description: str, *, counted: bool = False) -> Iterator[Progress | 
                 return
             from rich.console import Console
             from rich.progress import MofNCompleteColumn
-            from rich.progress import Progress as Bar
+            from rich.progress import Progress as Bars
 
-            columns = (*Bar.get_default_columns(), *([MofNCompleteColumn()] if counted else []))
+            columns = (*Bars.get_default_columns(), *([MofNCompleteColumn()] if counted else []))
             # It would take what is printed meanwhile to the stream that it is on itself.
-            bar = Bar(
+            bar = Bars(
                 *columns,
                 console=Console(stderr=True),
                 transient=True,
@@ -83,6 +87,7 @@ def progress(description: str, *, counted: bool = False) -> Iterator[Progress | 
             )
             task = bar.add_task(description)
             bar.start()
+        assert task is not None
         bar.update(task, completed=done, total=total)
         if done >= total:
             bar.stop()

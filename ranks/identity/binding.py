@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ranks.common.ranges import in_ranges, parse_ranges
 from ranks.common.settings import BIND, BOUND
 from ranks.errors import IdentityError
 from ranks.identity.place import Identity
 from ranks.identity.told import NOTHING, Told
+from sharding.common.ranges import in_ranges, parse_ranges
 
 INTERFACES = {
     "gloo": "GLOO_SOCKET_IFNAME",

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, cast
 
 from ranks.common import large_pages
 from ranks.common.pulse import work
-from ranks.common.ranges import in_ranges
 from ranks.errors import CollectiveError, ShardrunError
 from ranks.run.steps.follow import Lead, follow
 from ranks.run.steps.shown import Asking, shown
 from ranks.talk.wire import Kind, Message
+from sharding.common.ranges import in_ranges
 
 if TYPE_CHECKING:
     from ranks.collectives.broadcast import Spreader
