@@ -41,7 +41,7 @@ class Name(Line):
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} that begins with no hyphen")
 
-    def fits(self, value: Setting) -> bool:
+    def fits(self, value: object) -> bool:
         return super().fits(value) and not str(value).startswith("-")
 
 
