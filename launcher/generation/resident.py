@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 Member = tuple[int, int, int]
 ALIKE = 0.02
-"""By how much of the largest logit a row of a batch may differ from the sequence alone: half precision and
-rounded activations come to less, a wrong position to more."""
+"""By how much of the largest logit a row of a batch may differ from the sequence alone: less than a wrong
+position makes."""
 
 
 def decoder_of(
@@ -313,11 +313,10 @@ class ResidentSequence(StatefulSequence):
         if session is None:
             return
         session.read(read)
-        if read > taken:
-            if self._decoder.rewinds:
-                session.rewind(session.length - (read - taken))
-            else:
-                self.close()
+        if read > taken and self._decoder.rewinds:
+            session.rewind(session.length - (read - taken))
+        elif read > taken:
+            self.close()
 
     def _check_free(self) -> None:
         if self._run_of is not None:
@@ -339,8 +338,7 @@ class ResidentSequence(StatefulSequence):
     def leave(self) -> None:
         """The state lies in a session of its own from now on, unless the sequence is closed."""
         if self._batch is not None:
-            self._session = self._batch.session(self._row)
-            self._batch = None
+            self._session, self._batch = self._batch.session(self._row), None
             self._decoder.forget()
 
     def become(self, twin: ResidentSequence) -> None:

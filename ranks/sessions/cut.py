@@ -104,6 +104,12 @@ class Cut:
         """What this rank sends and receives, in order."""
         return [c for level in self.collectives for c in level if c.op in POINT_TO_POINT]
 
+    @property
+    def sessions(self) -> int:
+        """How many sessions it takes, those of the bodies in it too."""
+        bodies = (body for controls in self.controls for control in controls for body in control.bodies)
+        return sum(bool(one.outputs) for one in self.segments) + sum(body.sessions for body in bodies)
+
     def signatures(self) -> list[tuple[object, ...]]:
         """The group's collectives in order of execution (not ``Send`` and ``Recv``, which concern two
         ranks), those in bodies too."""
