@@ -124,16 +124,18 @@ class Served(ABC, Generic[R]):
             return  # another request has told already
         log.error("model %s: %s", self.name, error)
         self._ready = None
-        now = time.monotonic()
-        self._deaths = [*(at for at in self._deaths if now - at < CALM_SECONDS), now]
-        if not self.again or len(self._deaths) > MOST_RESTARTS:
+        if not self._may_start_again():
             self.state, self.reason = State.FAILED, str(error)
             self._restarting = asyncio.create_task(self._bury(what))
             return
         self.state = State.LOADING
-        self.numbers.restarts += 1
-        self.metrics.restarts.labels(self.name).inc()
         self._restarting = asyncio.create_task(self._restart(what))
+
+    def _may_start_again(self) -> bool:
+        """Whether ranks that died now are to be started again; counts their death."""
+        now = time.monotonic()
+        self._deaths = [*(at for at in self._deaths if now - at < CALM_SECONDS), now]
+        return self.again and len(self._deaths) <= MOST_RESTARTS
 
     async def _bury(self, what: R) -> None:
         with contextlib.suppress(Exception):
@@ -141,13 +143,21 @@ class Served(ABC, Generic[R]):
 
     async def _restart(self, what: R) -> None:
         await self._bury(what)
-        if (before := len(self._deaths) - 1) > 0:
-            await asyncio.sleep(_BACK_OFF * 2 ** (before - 1))
-        try:
-            await self.load()
-            log.warning("model %s: its ranks were started again", self.name)
-        except Exception as error:
-            log.error("model %s: its ranks could not be started again: %s", self.name, error)
+        while True:
+            if (before := len(self._deaths) - 1) > 0:
+                await asyncio.sleep(_BACK_OFF * 2 ** (before - 1))
+            self.numbers.restarts += 1
+            self.metrics.restarts.labels(self.name).inc()
+            try:
+                await self.load()
+            except Exception as error:
+                log.error("model %s: its ranks could not be started again: %s", self.name, error)
+                if not self._may_start_again():
+                    return
+                self.state = State.LOADING
+            else:
+                log.warning("model %s: its ranks were started again", self.name)
+                return
 
     async def until_ready(self, deadline: float) -> R:
         """What answers, if need be after a restart. Raises `RefusalError`."""

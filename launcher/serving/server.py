@@ -144,6 +144,14 @@ def with_patience(app: App, seconds: float = _SLOW_SECONDS) -> App:
 def serve(context: Context, listening: Listening, ready: Callable[[str], None]) -> None:
     """Answers until a signal ends it; ``ready`` gets the address once all models are there. Raises what
     loading them raises, and `LaunchError` where the address is taken."""
+    _, run = serving(context, listening, ready)
+    run()
+
+
+def serving(
+    context: Context, listening: Listening, ready: Callable[[str], None]
+) -> tuple[Server, Callable[[], None]]:
+    """The server, whose ``should_exit`` ends it, and what runs it. Raises `LaunchError` and `ConfigError`."""
     listening.check()
     bound = listening.socket()
     url = f"{listening.url}:{bound.getsockname()[1]}"
@@ -182,12 +190,16 @@ def serve(context: Context, listening: Listening, ready: Callable[[str], None]) 
         ),
         context,
     )  # fmt: skip
-    try:
-        server.run(sockets=[bound])
-    finally:
-        bound.close()
-    if failed:
-        raise failed[0]
+
+    def run() -> None:
+        try:
+            server.run(sockets=[bound])
+        finally:
+            bound.close()
+        if failed:
+            raise failed[0]
+
+    return server, run
 
 
 async def _loaded(model: Served[object]) -> None:
