@@ -7,6 +7,7 @@ import json
 import logging
 import time
 import uuid
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 access = logging.getLogger(ACCESS)
+_LATEST = 20
 CLOSED = 499
 """The status in logs of a request whose client went away (as nginx has it)."""
 
@@ -41,6 +43,9 @@ class Context:
     tokens: Tokens = field(default_factory=Tokens)
     starting: bool = True
     draining: bool = False
+    since: float = field(default_factory=time.monotonic)
+    latest: deque[dict[str, object]] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    """The latest requests, newest first."""
 
 
 @dataclass
@@ -153,6 +158,13 @@ class Frame:
         metrics.open.dec()
         metrics.requests.labels(call.model, self.protocol, str(status)).inc()
         metrics.seconds.labels(call.model, self.protocol).observe(seconds)
+        if self.protocol not in {"page", "metrics"}:
+            self.context.latest.appendleft(
+                {
+                    "time": time.time(), "model": call.model, "path": call.request.url.path[:80],
+                    "status": status, "seconds": seconds,
+                }
+            )  # fmt: skip
         if access.isEnabledFor(logging.INFO):
             request = call.request
             access.info(

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF009 - the fields are what the table is made of
 """How a model is served, besides how its ranks are started."""
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from importlib.metadata import version as version_of
 from pathlib import Path
 
 from starlette.responses import Response
@@ -37,7 +39,13 @@ async def _page(call: Call) -> Response:
 
 async def _status(call: Call) -> Response:
     models = [_shown(model) for model in call.context.repository.models.values()]
-    return json_response({"models": models, "draining": call.context.draining})
+    context = call.context
+    return json_response(
+        {
+            "models": models, "draining": context.draining, "latest": list(context.latest),
+            "version": version_of("shardrun"), "up_seconds": time.monotonic() - context.since,
+        }
+    )  # fmt: skip
 
 
 def _shown(model: Served[object]) -> dict[str, object]:
@@ -56,7 +64,14 @@ def _shown(model: Served[object]) -> dict[str, object]:
             group = model.ready
             found["inputs"] = [described(spec) for spec in (*group.inputs, *group.optional_inputs)]
             found["ranks"] = [
-                {"rank": one.rank, "host": one.host, "weights": one.weight_bytes} for one in group.stats
+                {
+                    "rank": one.rank,
+                    "host": one.host,
+                    "weights": one.weight_bytes,
+                    "segments": one.segments,
+                    "collectives": one.collectives,
+                }
+                for one in group.stats
             ]
     elif isinstance(model, TextModel) and model.state is State.READY:
         found["chat"] = model.ready.model.template is not None

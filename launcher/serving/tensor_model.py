@@ -86,8 +86,8 @@ class TensorModel(Served["Group"]):
     async def predict(
         self, feeds: Arrays, *, client: str, priority: int = 0, seconds: float | None = None
     ) -> Arrays:
-        """The outputs of one request. Raises `RefusalError` where there is no room or no time, and what the ranks
-        raise. A caller that is cancelled leaves the queue."""
+        """The outputs of one request. Raises `RefusalError` where there is no room or no time, and what the
+        ranks raise. A caller that is cancelled leaves the queue."""
         self.ready._tensors(feeds)  # what does not fit is refused before it waits
         if self._queue.full:
             self.metrics.refused.labels(self.name).inc()

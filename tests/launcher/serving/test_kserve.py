@@ -174,7 +174,12 @@ def test_bodies_beyond_the_limit(http: httpx.Client, server: Running) -> None:
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("/v2/models/nope", 404), ("/v2/models/rows/versions/9", 404), ("/v2/models/tiny/infer", 405), ("/x", 404)],
+    [
+        ("/v2/models/nope", 404),
+        ("/v2/models/rows/versions/9", 404),
+        ("/v2/models/tiny/infer", 405),
+        ("/x", 404),
+    ],
 )
 def test_what_is_not_there(http: httpx.Client, path: str, status: int) -> None:
     answer = http.get(path)

@@ -55,9 +55,16 @@ def test_streams_are_the_whole_text_in_pieces(client: openai.OpenAI, model: Lang
 
 
 def test_chats(client: openai.OpenAI, model: LanguageModel) -> None:
-    messages: Any = [{"role": "user", "content": [{"type": "text", "text": "who"}, {"type": "text", "text": "?"}]}]
+    messages: Any = [
+        {"role": "user", "content": [{"type": "text", "text": "who"}, {"type": "text", "text": "?"}]}
+    ]
     expected = model.chat("who?", max_new_tokens=9, temperature=0).finish()[0]
-    how: dict[str, Any] = {"model": "tiny", "messages": messages, "max_completion_tokens": 9, "temperature": 0}
+    how: dict[str, Any] = {
+        "model": "tiny",
+        "messages": messages,
+        "max_completion_tokens": 9,
+        "temperature": 0,
+    }
     found = client.chat.completions.create(**how, logprobs=True, top_logprobs=2)
     assert found.choices[0].message.content == expected.text
     probable = found.choices[0].logprobs
@@ -131,7 +138,9 @@ def test_wrong_requests(server: Running, asked: dict[str, Any], said: str) -> No
     ],
 )
 def test_wrong_chats(server: Running, messages: object, said: str) -> None:
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json={"model": "tiny", "messages": messages}, timeout=60)
+    answer = httpx.post(
+        f"{server.url}/v1/chat/completions", json={"model": "tiny", "messages": messages}, timeout=60
+    )
     assert answer.status_code == 400 and said in answer.json()["error"]["message"], answer.text
 
 

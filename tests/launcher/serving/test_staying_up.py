@@ -128,7 +128,9 @@ def test_ranks_that_die_too_often_stay_down(soon: None, monkeypatch: pytest.Monk
             assert client.post(URL, json=ask(13)).status_code == 503
         until(lambda: model.state is State.FAILED)
         answer = client.post(URL, json=ask(3))
-        assert answer.status_code == 503 and "has failed" in answer.text and "retry-after" not in answer.headers
+        assert (
+            answer.status_code == 503 and "has failed" in answer.text and "retry-after" not in answer.headers
+        )
         assert client.get("/v2/health/ready").status_code == 503
         assert client.get("/v2/health/live").status_code == 200
 
@@ -199,7 +201,9 @@ def test_clients_take_turns_and_priorities_go_first() -> None:
         send("token-of-b", 10, priority=1)
         send("token-of-a", 5)
         assert client.post(URL, json=ask(9)).status_code == 401
-        assert client.post(URL, json=ask(9), headers={"Authorization": "Bearer token-of-c"}).status_code == 401
+        assert (
+            client.post(URL, json=ask(9), headers={"Authorization": "Bearer token-of-c"}).status_code == 401
+        )
         gate.open.set()
         assert [one.result().status_code for one in waiting] == [200] * 6
     assert gate.seen == [0, 5, 1, 10, 2, 3]
