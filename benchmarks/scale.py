@@ -1,14 +1,20 @@
 """What a job of many ranks costs the launcher, without the machines for it.
 
-    python benchmarks/scale.py [--ranks 64 256 1024] [--lines 200] [--tables 512 4096] [--json FILE]
+    python benchmarks/scale.py [--ranks 64 256 1024] [--lines 200] [--hosts 256] [--delay 0.3]
+                               [--tables 512 4096] [--json FILE]
 
 The ranks are fake: one process holds the control connections of all, and the pipes that each would print to.
 The launcher's side is the real one (`launcher.group.watch.Job`). For each number of ranks it prints the
 seconds until all have said hello and are ready, the launcher's processor time and memory for each of them,
 lines per second where all ranks print at once (to a file), and the seconds until all have ended.
 
-Then, for tables of so many ranks, eight to a host: seconds and bytes of a rank table and of a slice folder's
-manifest, written and read.
+Then, for so many hosts, the seconds until all agents of the ssh launcher have started, where a connection
+takes `--delay` seconds, by how many are made at once; and as a tree, in which the first hosts reach the
+others. The connections are shells that wait.
+
+Then, for tables of so many ranks, eight to a host: seconds and bytes of a rank table, written, read and
+merged, and of a slice folder's manifest; of what each rank makes of its mesh; and of the whole plan of a
+small model on that many hosts.
 """
 
 from __future__ import annotations
@@ -20,9 +26,11 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +38,19 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from launcher.group.watch import Job  # noqa: E402
-from launcher.job.rank_table import RankTable, make_rank_table  # noqa: E402
+from launcher.job.rank_table import RankTable, make_rank_table, merge_rank_tables  # noqa: E402
+from launcher.starters import ssh  # noqa: E402
+from launcher.starters.agent import Asked  # noqa: E402
 from launcher.starters.base import Ended, Handle, Launcher, Pipe  # noqa: E402
+from launcher.starters.ssh import Connection, Host  # noqa: E402
 from ranks.common.settings import CONTROL, JOB  # noqa: E402
 from ranks.talk import wire  # noqa: E402
 from ranks.talk.control import open_socket  # noqa: E402
 from ranks.talk.stream import Stream  # noqa: E402
+from sharding.common.documents import parse  # noqa: E402
 from sharding.common.rank_table import parse_rank_table  # noqa: E402
 from sharding.slices.manifest import FileEntry, Manifest, RankEntry, WeightEntry, parse_manifest  # noqa: E402
+from sharding.slices.mesh import AXES, Mesh  # noqa: E402
 
 SECONDS = 300
 
@@ -182,6 +195,78 @@ class Counting:
         self._stream.flush()
 
 
+class Sleeping(Connection):
+    """A shell that takes as long as a connection, and then speaks as an agent whose ranks have ended.
+    ``far``: the hosts that it reaches itself."""
+
+    def __init__(self, delay: float, far: int, errors: int) -> None:
+        self._process = subprocess.Popen(
+            ["sh", "-c", AGENT, "sh", f"{delay}", f"{far}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=errors, start_new_session=True,
+        )  # fmt: skip
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self.stdin, self.stdout = self._process.stdin, self._process.stdout
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self._process.wait(timeout)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def lost(self, code: int) -> str:
+        return f"{code}"
+
+
+AGENT = """
+read -r asked
+sleep "$1"
+if [ "$2" -gt 0 ]; then
+  for host in $(seq "$2"); do sleep "$1" & done
+  wait
+fi
+printf '{"started": "h", "bytes": 0}\\n{"rank": 0, "code": 0, "bytes": 0}\\n'
+"""
+
+
+def of_hosts(count: int, delay: float, width: int, far: int = 0) -> dict[str, float]:
+    """Seconds until the agents of so many hosts have started, each of which reaches ``far`` more."""
+    asked: Asked = {"folder": "/", "environment": {}, "ranks": [{"RANK": "0"}], "program": []}
+    ssh.WIDTH = width
+    began, cpu = time.perf_counter(), time.process_time()
+    connect = partial(Sleeping, delay, far)
+    handle = ssh.AgentsHandle("fake", [Host(f"h{n}", connect, asked) for n in range(count)])
+    while handle.wait() is not None:
+        pass
+    taken, used = time.perf_counter() - began, time.process_time() - cpu
+    handle.close()
+    for pipe in handle.pipes:
+        os.close(pipe.descriptor)
+    return {
+        "hosts": count * (far + 1),
+        "at once": width,
+        "levels": 1 + bool(far),
+        "all s": taken,
+        "cpu s": used,
+    }
+
+
+def of_plan(size: int) -> dict[str, float]:
+    """Processor seconds of a plan for so many ranks, which are eight to a host."""
+    from launcher.tasks.demo import write_demo
+    from sharding.demands.options import SliceOptions
+    from sharding.planning.plan import plan_model
+    from sharding.slices.topology import Link, Topology
+
+    with tempfile.TemporaryDirectory() as folder:
+        path, _ = write_demo(Path(folder))
+        hosts = Topology(tuple(rank // 8 for rank in range(size)), Link(125e6, 2e-4))
+        options = SliceOptions(strategy="auto", topology=hosts, allow_replicated=True)
+        _, planning = timed(lambda: plan_model(path, size, options=options))
+    mesh = Mesh.of(data=size // 8, tensor=8)
+    _, groups = timed(lambda: [mesh.groups(axis) for axis in AXES])
+    return {"ranks": size, "plan s": planning, "groups of a rank s": groups}
+
+
 def manifest_of(size: int) -> Manifest:
     """That of a model of 400 weights, with three files of each rank."""
     entry = FileEntry("model.onnx", 1 << 30, "0" * 64)
@@ -206,6 +291,10 @@ def of_documents(size: int) -> dict[str, float]:
     table, making = timed(lambda: make_rank_table(hosts))
     text, writing = timed(table.to_json)
     _, reading = timed(lambda: parse_rank_table(json.loads(text), strings_only=True))
+    yaml, as_yaml = timed(table.to_yaml)
+    _, from_yaml = timed(lambda: parse_rank_table(parse(yaml, "yaml")))
+    parts = [make_rank_table([host]) for host in hosts]
+    _, merging = timed(lambda: merge_rank_tables(parts))
     _, by_host = timed(lambda: [len(table.hosts) for _ in range(10)])
     manifest = manifest_of(size)
     said, saying = timed(manifest.to_json)
@@ -215,6 +304,9 @@ def of_documents(size: int) -> dict[str, float]:
         "table make s": making,
         "write s": writing,
         "read s": reading,
+        "YAML write s": as_yaml,
+        "YAML read s": from_yaml,
+        "merge s": merging,
         "hosts x10 s": by_host,
         "table KB": len(text) / 1e3,
         "manifest write s": saying,
@@ -246,18 +338,30 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=int, nargs="*", default=[64, 256, 1024])
     parser.add_argument("--lines", type=int, default=200)
+    parser.add_argument("--hosts", type=int, nargs="*", default=[256])
+    parser.add_argument("--delay", type=float, default=0.3)
     parser.add_argument("--tables", type=int, nargs="*", default=[512, 4096])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     jobs = [of_job(size, options.lines) for size in options.ranks]
+    hosts = [
+        row
+        for count in options.hosts
+        for row in (
+            *(of_hosts(count, options.delay, width) for width in (32, 64, 128, count)),
+            of_hosts(16, options.delay, 16, count // 16 - 1),
+        )
+    ]
     documents = [of_documents(size) for size in options.tables]
-    for rows in filter(None, (jobs, documents)):
+    plans = [of_plan(size) for size in options.tables]
+    whole = {"jobs": jobs, "hosts": hosts, "documents": documents, "plans": plans}
+    for rows in filter(None, whole.values()):
         show(rows)
         print()
     if options.json:
-        options.json.write_text(json.dumps({"jobs": jobs, "documents": documents}, indent=1) + "\n")
+        options.json.write_text(json.dumps(whole, indent=1) + "\n")
 
 
 if __name__ == "__main__":

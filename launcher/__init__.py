@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from launcher.errors import RankFailedError as RankFailedError
@@ -29,7 +29,7 @@ _MODULES = {
 __all__ = list(_MODULES)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # On demand: the command starts without numpy, and only what runs a group loads it.
     if name in _MODULES:
         import importlib

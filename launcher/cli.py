@@ -219,7 +219,7 @@ def _configure_logging(verbose: int, debug: bool) -> None:
     logging.basicConfig(level=level, handlers=[handler])
 
 
-def _printable(layout: str) -> Any:
+def _printable(layout: str) -> logging.Formatter:
     """A formatter whose lines hold nothing that a terminal would take for a command."""
 
     class Printable(logging.Formatter):
@@ -229,8 +229,8 @@ def _printable(layout: str) -> Any:
     return Printable(layout)
 
 
-def _name_kind(record: Any) -> bool:
-    record.kind = record.levelname.lower()
+def _name_kind(record: logging.LogRecord) -> bool:
+    vars(record)["kind"] = record.levelname.lower()
     return True
 
 

@@ -7,7 +7,7 @@ process that needs only a part of this package starts without the rest.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 # ONNX Runtime reports its use to its makers, and keeps an id for that (.ses) in the folder for temporary
 # files. It reads this when it is imported, which modules of this package do.
@@ -65,7 +65,7 @@ MODULES = ("context", "converter", "model", "tensor")
 """Modules that `import mindspore_lite` makes attributes of it."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in MODULES:
         import importlib
 

@@ -47,8 +47,9 @@ def main(program: Sequence[str]) -> None:
         if not program or program[0] not in ("serve", "exec") or len(program) < 2:
             raise ShardrunError(USAGE)
         from ranks.identity.identity import identify
+        from ranks.identity.told import NOTHING
 
-        identity = identify()
+        identity, told = identify(), NOTHING
         rank = identity.rank
         if address.startswith(_FAR):
             from ranks.talk.keeper import keep
@@ -60,15 +61,21 @@ def main(program: Sequence[str]) -> None:
             from ranks.talk.control import Control
 
             control = Control.connect(address, settings.JOB.text(), rank, identity.world_size, identity.host)
+            from ranks.common.progress import LOADING
             from ranks.identity.binding import bind
+            from ranks.talk.frame import Kind
             from ranks.talk.title import name_process
 
-            bind(identity)
+            tell = control.send
+            LOADING.listen(lambda done, total: tell(Kind.LOADING, {"done": done, "total": total}))
+            if settings.TOLD.text():
+                told = control.told()
+            bind(identity, told)
             name_process(rank, identity.world_size, settings.JOB.text(), " ".join(program[:2]))
         if program[0] == "serve":
             from ranks.run.serve import serve
 
-            serve(identity, control, *program[1:4])
+            serve(identity, control, *program[1:4], copy=told.copy)
         else:
             from ranks.compat import run_script
 

@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
 
 from ranks import MODULES
 from ranks.common import settings
@@ -64,7 +63,7 @@ class _Stand(ModuleType):
             self.__path__: list[str] = []
             self.__version__ = API_VERSION
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__") and name != "__all__":
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if f"{self.__name__}.{name}" in SUBMODULES:

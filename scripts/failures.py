@@ -2,6 +2,7 @@
 
     python scripts/failures.py                          # every cell that this machine allows: half an hour
     python scripts/failures.py --open                   # those that the page has not, or has as wrong
+    python scripts/failures.py --uncommitted            # and those that were tried of no commit
     python scripts/failures.py --only SIGKILL:ssh:2     # some: DEATH:STARTER:HOSTS, each may be left out
     python scripts/failures.py --minutes 20             # as many as fit, in an order that mixes them
     python scripts/failures.py --page                   # the page anew from what is kept; runs nothing
@@ -57,6 +58,10 @@ def main() -> int:
         "--open", action="store_true", help="only cells of which the records say nothing, or nothing good"
     )
     parser.add_argument(
+        "--uncommitted", action="store_true",
+        help="only cells of which the records say nothing, nothing good, or nothing of a commit",
+    )  # fmt: skip
+    parser.add_argument(
         "--left-out", action="store_true", help="say which cells the tests leave out, and run nothing"
     )
     parser.add_argument(
@@ -73,8 +78,9 @@ def main() -> int:
     cells = [(death, starter, count) for death in DEATHS for count in HOSTS for starter in STARTERS]
     if args.only:
         cells = [cell for cell in cells if any(matches(cell, item) for item in args.only)]
-    if args.open:
-        cells = [cell for cell in cells if not kept.is_right(cell[0].name, *cell[1:])]
+    if args.open or args.uncommitted:
+        strict = args.uncommitted
+        cells = [cell for cell in cells if not kept.is_right(cell[0].name, *cell[1:], committed=strict)]
     if args.minutes or args.part != "1/1":
         random.Random(0).shuffle(cells)
     part, parts = map(int, args.part.split("/"))

@@ -230,7 +230,10 @@ class Hosts:
         self._processes[host].wait()
 
     def revive(self, host: str) -> None:
-        """Starts a host that was killed, without what ran on it."""
+        """Starts a host that was killed, without what ran on it. Its processes get the numbers that those
+        before it had: what these left in the folder for temporary files would be taken for their own."""
+        shutil.rmtree(self.folder / f"tmp-{host}")
+        (self.folder / f"tmp-{host}").mkdir()
         self._boot(host, ADDRESSES[host], self.folder / "ssh")
 
     def close(self) -> None:

@@ -113,6 +113,17 @@ def test_the_design_describes_every_room_from_the_lowest_up() -> None:
     assert described == rooms
 
 
+def test_the_design_is_read_in_ten_minutes() -> None:
+    """What is longer goes to docs/decisions.md, by room."""
+    assert len((ROOT / "docs/design.md").read_text("utf-8").split()) <= 2200
+
+
+def test_decisions_stand_by_room_from_the_lowest_up() -> None:
+    page = (ROOT / "docs/decisions.md").read_text("utf-8")
+    rooms = [heading.replace("/", ".") for heading in re.findall(r"^### (.+)$", page, re.MULTILINE)]
+    assert len(rooms) > 10 and rooms == [room for room in FLOORS if room in rooms]
+
+
 def test_every_environment_variable_is_documented() -> None:
     sources = [path.read_text("utf-8") for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     used = {name for source in sources for name in re.findall(r"\bSHARDRUN_[A-Z_]*[A-Z]\b", source)}

@@ -5,19 +5,23 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from launcher.errors import ConfigError
+from launcher.job.options import OPTIONS
 from launcher.job.places.host_list import parse_hosts
+from launcher.job.values import parse_bytes
 from launcher.starters import marks
 from launcher.submission import mpirun
 from launcher.submission.systems import slurm
 from ranks.common import settings, sources
-from ranks.common.ranges import expand_counts
 from ranks.errors import ShardrunError
 from ranks.identity.identity import identify
+from sharding.common.ranges import expand_counts, parse_ranges
 from sharding.common.rank_table import parse_rank_table
+from sharding.common.text import parse_size
 from tests.test_rooms import MODULES
 
 OURS = re.compile(r"\bSHARDRUN_[A-Z]+(?:_[A-Z]+)*\b")
@@ -96,6 +100,43 @@ def test_slurm_counts_tasks_in_one_way() -> None:
     told = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_ID": "0"}
     assert identify(environ=told | environ).local_size is None
     assert identify(environ=told | environ | {"SLURM_STEP_TASKS_PER_NODE": "2"}).local_size == 2
+
+
+CORES = {"0-3,8": True, " 0 , 2 ": True, "7": True, "3-1": False, "": False, "0,,1": False, "0-99999": False,
+         "a": False, "0-3-5": False, "²": False}  # fmt: skip
+"""Whether a text is a list of cores."""
+
+
+@pytest.mark.parametrize("cores", CORES)
+def test_a_list_of_cores_is_one_by_one_rule(cores: str) -> None:
+    """Rank tables take what --bind and what binds a rank take."""
+    document = {
+        "version": "1.0", "server_count": "1", "status": "completed",
+        "server_list": [{"server_id": "a", "device": [{"device_id": "0", "rank_id": "0", "cores": cores}]}],
+    }  # fmt: skip
+    assert (settings.BIND.parse(cores) is not None) == (parse_ranges(cores) is not None) == CORES[cores]
+    if CORES[cores]:
+        assert parse_rank_table(document, "table").devices[0].cores == cores
+    else:
+        with pytest.raises(ShardrunError, match=r"cores: expected processors such as \"0-3,8\""):
+            parse_rank_table(document, "table")
+
+
+SIZES = {"24GB": 24 * 10**9, "512 MiB": 2**29, "1.5G": 15 * 10**8, "2gib": 2**31, "7": 7, "4KB": 4000,
+         "9223372036854775807": 2**63 - 1, "9223372036854775808": None, "0": None, "": None, "1.5": 1,
+         "GB": None, "1 2": None, "-1": None, "1PB": None, "²": None}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SIZES)
+def test_a_size_is_one_by_one_rule(text: str) -> None:
+    """Flags, job files and variables take the same."""
+    assert parse_size(text) == settings.CACHE_LIMIT.parse(text) == SIZES[text]
+    if SIZES[text] is not None:
+        assert parse_bytes(text) == OPTIONS["memory"].kind.read(text, "memory", Path()) == SIZES[text]
+    else:
+        with pytest.raises(ConfigError, match=r"expected (bytes|a number of bytes)"):
+            OPTIONS["memory"].kind.read(text, "memory", Path())
+    assert OPTIONS["memory"].kind.read(2**63 - 1, "memory", Path()) == 2**63 - 1
 
 
 LINES = {

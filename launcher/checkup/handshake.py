@@ -15,24 +15,23 @@ from launcher.errors import ShardrunError
 from sharding.common.text import counted, one_line
 
 if TYPE_CHECKING:
-    from launcher.job.values import Setting
+    from launcher.job.start_arguments import StartArguments
 
 TITLE = "ranks"
 SECONDS = 60.0
 """How long ranks wait for each other, where ``--timeout`` does not say it."""
 
 
-def try_ranks(ranks: int | None, options: dict[str, Setting], save: Path | None = None) -> list[Finding]:
+def try_ranks(options: StartArguments, save: Path | None = None) -> list[Finding]:
     """What came of it; ``options`` are those of `launcher.group.starting.run_program`. ``save``: the file
     for the speed of the link between hosts. Raises `ConfigError` where it cannot be written."""
     from launcher.group.starting import run_program
 
+    options.setdefault("timeout", SECONDS)
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            run_program(
-                ["exec", str(Path(probe.__file__).resolve())], ranks=ranks, **{"timeout": SECONDS, **options}
-            )
+            run_program(["exec", str(Path(probe.__file__).resolve())], **options)
     except ShardrunError as error:
         return [Finding("fail", one_line(str(error)), "the lines above say what is missing; `-v` says more")]
     try:

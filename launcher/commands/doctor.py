@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from launcher.commands.options import add_option
 from launcher.errors import ConfigError
@@ -14,6 +14,7 @@ from launcher.job.options import RANKS, grouped
 
 if TYPE_CHECKING:
     from launcher.checkup.base import Finding
+    from launcher.job.start_arguments import StartArguments
 
 HELP = "look whether this machine can do the work"
 DESCRIPTION = """\
@@ -72,9 +73,8 @@ def run(args: argparse.Namespace) -> int:
         from launcher.checkup.handshake import TITLE, try_ranks
 
         options = {option.name: given[option.name] for option in grouped(RANKS) if option.name in given}
-        tried = [
-            (TITLE, finding) for finding in try_ranks(options.pop("ranks", None), options, args.save_link)
-        ]
+        findings = try_ranks(cast("StartArguments", options), args.save_link)  # by the same names
+        tried = [(TITLE, finding) for finding in findings]
         found += tried
         if not args.json:
             _show(tried)

@@ -55,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
             "--launcher external excludes --ranks, --rank-table and hosts: whoever starts the ranks says them"
         )
     here = not several and launcher in {"auto", "external"}
-    if here and (said := next((name for name in OF_STARTING if name in given and name != "launcher"), "")):
+    told = (name for name in (*OF_STARTING, "hang_timeout") if name in given and name != "launcher")
+    if here and (said := next(told, "")):
         raise ConfigError(
             f"{OPTIONS[said].flag} is for ranks that this command starts: give --ranks or --hosts"
         )
@@ -70,6 +71,7 @@ def _on_ranks(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from launcher.common.exits import report
+    from launcher.common.report import progress
     from launcher.group.starting import run_program
 
     given = vars(args)
@@ -79,19 +81,21 @@ def _on_ranks(args: argparse.Namespace) -> int:
         options.check_file(option)
     environment = {**options.env, **({TARGET.name: given["target"]} if "target" in given else {})}
     try:
-        run_program(
-            ["exec", args.script, *args.arguments],
-            ranks=options.ranks,
-            launcher=options.launcher,
-            rank_table=options.rank_table,
-            collectives=options.collectives or settings.collectives(),
-            threads=options.threads,
-            timeout=options.timeout,
-            hang_timeout=options.hang_timeout,
-            placement=options.placement,
-            logs=replace(options.logs, tee=()) if args.quiet else options.logs,
-            environment=environment,
-        )
+        with progress("ranks load models") as update:
+            run_program(
+                ["exec", args.script, *args.arguments],
+                ranks=options.ranks,
+                launcher=options.launcher,
+                rank_table=options.rank_table,
+                collectives=options.collectives or settings.collectives(),
+                threads=options.threads,
+                timeout=options.timeout,
+                hang_timeout=options.hang_timeout,
+                placement=options.placement,
+                logs=replace(options.logs, tee=()) if args.quiet else options.logs,
+                environment=environment,
+                progress=update,
+            )
     except RankFailedError as error:
         if not error.code or error.code < 0:
             raise

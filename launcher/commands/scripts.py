@@ -14,7 +14,7 @@ from launcher.commands.options import ABSENT, add_groups
 from launcher.errors import ConfigError
 from launcher.job.options import DATA, ENCRYPTED, OF_STARTING, RANKS, SLICING, TYPES
 
-_NOT_HERE = set(OF_STARTING) - {"hosts", "hostfile", "env", "hang_timeout"}
+_NOT_HERE = set(OF_STARTING) - {"hosts", "hostfile", "env"}
 """What a process that starts the ranks follows, and scripts cannot."""
 HELP = "write one shell script per rank"
 DESCRIPTION = """\

@@ -38,7 +38,7 @@ exit codes:
 """
 
 
-_NOT_HERE = {*OF_STARTING, "link"} - {"env"}
+_NOT_HERE = {*OF_STARTING, "link"} - {"env", "tee", "log_json"}
 """Options of a program that starts ranks itself: here the job system does."""
 
 
@@ -84,10 +84,6 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.flush()
         sys.stdout.buffer.write(text.encode(errors="surrogateescape"))  # of a path that is no UTF-8
         return 0
-    number = system.submit(submission, text)
-    if args.detach:
-        say(number)
-        return 0
 
     def show(line: str) -> None:
         say(line)
@@ -96,10 +92,26 @@ def run(args: argparse.Namespace) -> int:
     def tell(line: str) -> None:
         print(one_line(f"shardrun: {line}"), file=sys.stderr, flush=True)
 
+    from launcher.common.interrupts import ENDS, held_back
     from launcher.submission.follow import Follower
 
-    tell(f"job {number} is handed in; Ctrl-C cancels it")
-    return Follower(system, submission, number, show, tell).follow()
+    follower = None
+    try:
+        with held_back(*ENDS):  # else nobody would know which job to cancel
+            number = system.submit(submission, text)
+            follower = Follower(system, submission, number, show, tell)
+        if args.detach:
+            say(number)
+            return 0
+        tell(f"job {number} is handed in; Ctrl-C cancels it")
+        return follower.follow()
+    except KeyboardInterrupt:
+        if follower is not None:
+            follower.cancel()
+        raise
+    finally:
+        if follower is not None:
+            follower.close()
 
 
 def _system(name: str) -> System:
@@ -116,11 +128,12 @@ def _submission(args: argparse.Namespace, chosen: System) -> Submission:
     """What is handed in, checked as far as it can be here. Raises `ConfigError`."""
     from launcher.job.job import gather
     from launcher.job.job_file import read_section
+    from launcher.job.option_table import changed
     from launcher.submission.base import Submission
 
     flags, config = vars(args), getattr(args, "config", None)
     told = {} if config is None else read_section(config, "submit", SUBMIT)
-    options = SubmitOptions(**told).with_flags(flags)
+    options = changed(SubmitOptions(), told).with_flags(flags)
     job = gather({name: value for name, value in flags.items() if name not in SUBMIT}, config)
     for name in ("rank_table", "hosts", "hostfile"):
         if getattr(job, name) is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import io
 import os
 import signal
 import sys
@@ -59,7 +60,10 @@ def report(error: BaseException, where: str = "") -> int:
             EXIT_USAGE if is_place(error) else EXIT_FAILED,
         )
     if isinstance(error, OSError) and error.errno in _DEVICE_FULL:
-        # Everything else that is written is a file, and named.
+        # What is written to a file that is open already fails without a name, too.
+        if not _output_is_full():
+            said = f"a file cannot be written: {error.strerror} (run with --debug to see where)"
+            return _say(f"error: {where}{said}", EXIT_FAILED)
         drop_output()
         return _say(f"error: {where}standard output cannot be written: {error.strerror}", EXIT_FAILED)
     text = " ".join(f"{type(error).__name__}: {error}".split())
@@ -116,6 +120,16 @@ def leave(code: int) -> NoReturn:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def _output_is_full() -> bool:
+    """Whether standard output cannot be written: what it could not take is still to be, unless it keeps
+    nothing (``python -u``)."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        return True
+    return isinstance(getattr(sys.stdout, "buffer", None), io.RawIOBase)
 
 
 def drop_output() -> None:

@@ -7,19 +7,27 @@ import signal
 import threading
 from collections.abc import Iterator
 
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that end a command in order."""
+
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """A Ctrl-C (SIGINT) that comes inside takes effect at the end. Only the main thread is interrupted."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+def held_back(*numbers: signal.Signals) -> Iterator[None]:
+    """A Ctrl-C (SIGINT), or one of these signals, that comes inside takes effect at the end. Only the main
+    thread is interrupted."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
+    before = {number: signal.getsignal(number) for number in numbers or (signal.SIGINT,)}
     came: list[tuple[int, object]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    for number, handler in before.items():
+        if callable(handler):
+            signal.signal(number, lambda number, frame: came.append((number, frame)))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        if came:
-            before(*came[0])  # type: ignore[arg-type]  # the frame is the one that the handler was given
+        for number, handler in before.items():
+            if callable(handler):
+                signal.signal(number, handler)
+        if came and callable(handler := before[signal.Signals(came[0][0])]):
+            handler(*came[0])  # type: ignore[arg-type]  # the frame is the one that the handler was given

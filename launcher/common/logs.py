@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import ConfigError
-from ranks.common.ranges import in_ranges, parse_ranges
 from ranks.common.settings import JOB
+from sharding.common.ranges import in_ranges, parse_ranges
 from sharding.common.storage import why_unwritable
 from sharding.common.text import counted, shortened
 

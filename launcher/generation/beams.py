@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from launcher.generation.decoder import Decoder, Ids, Logits, Sequence
+from launcher.generation.decoder import Decoder, Ids, Sequence
 from launcher.generation.options import GenerateOptions
 from launcher.generation.sample import Completion, Done, Limits, Reason, Shown
+from launcher.generation.scoring import read_prompt, scores_of_each
 from launcher.generation.text.tokenizer import Tokenizer
 from ranks.tokens import sampling
 from ranks.tokens.penalties import Penalties
+from ranks.tokens.scores import Scores
+from ranks.tokens.wanted import Want
 
 
 @dataclass
@@ -50,22 +53,35 @@ class Search:
         """The number of beams."""
         return self.options.beams or 1
 
-    def advance(self, logits: list[Logits]) -> list[int]:
+    @property
+    def _considered(self) -> int:
+        """How many continuations of all beams are looked at: enough where as many as may be end."""
+        return max(2, 1 + len(self.limits.ends)) * self.width
+
+    @property
+    def wants(self) -> list[Want | None]:
+        """What the next token of each beam needs of the model's logits."""
+        return [self._want(beam) for beam in self.beams]
+
+    def _want(self, beam: Beam) -> Want | None:
+        also = beam.penalties.touched()
+        return None if also is None else Want(self._considered, also, logs=True, slack=abs(beam.score))
+
+    def advance(self, rows: list[Scores]) -> list[int]:
         """Goes on by one token by the logits of each beam; of which beam each new one is a continuation."""
-        totals = np.stack(
-            [
-                beam.penalties.apply(sampling.log_softmax(row[0])) + np.float32(beam.score)
-                for beam, row in zip(self.beams, logits, strict=True)
-            ]
-        )
-        vocabulary = totals.shape[1]
-        flat = totals.reshape(-1)
-        best = sampling.top(flat, max(2, 1 + len(self.limits.ends)) * self.width)
+        totals = [
+            beam.penalties.apply(row.logs(), ids=row.ids) + np.float32(beam.score)
+            for beam, row in zip(self.beams, rows, strict=True)
+        ]
+        ends = np.cumsum([len(part) for part in totals])
+        flat = np.concatenate(totals)
+        best = sampling.top(flat, self._considered)
         ended: list[_Finished] = []
         going: list[Beam] = []
         parents: list[int] = []
         for rank, place in enumerate(best):
-            parent, token = divmod(int(place), vocabulary)
+            parent = int(np.searchsorted(ends, place, side="right"))
+            token = rows[parent].token(int(place - ends[parent]) + len(totals[parent]))
             score = float(flat[place])
             if not np.isfinite(score):
                 continue
@@ -123,24 +139,24 @@ class Search:
 def search(  # noqa: PLR0917 - what `generate` has
     decoder: Decoder,
     sequence: Sequence,
-    logits: Logits,
     prompt: Ids,
     options: GenerateOptions,
     limits: Limits,
     tokenizer: Tokenizer | None,
 ) -> list[Done]:
-    """The best texts of a search that begins with a prompt's sequence, which it closes, and logits."""
+    """The best texts of a search that reads a prompt with a new sequence, which it closes."""
     penalties = Penalties(options.sampling, decoder.vocabulary, prompt, sorted(limits.ends))
     found = Search(options, limits, tokenizer, [Beam(0.0, [], penalties)])
     sequences = [sequence]
-    rows = [logits]
     try:
+        rows = [read_prompt(sequence, prompt, found.wants[0], options.chunk)]
         while True:
             parents = found.advance(rows)
             if found.over:
                 break
             sequences = _follow(sequences, parents)
-            rows = decoder.step_many(sequences, np.array([beam.ids[-1] for beam in found.beams], np.int64))
+            ids = np.array([beam.ids[-1] for beam in found.beams], np.int64)
+            rows = scores_of_each(decoder, sequences, ids, found.wants)
     finally:
         for item in sequences:
             item.close()

@@ -102,16 +102,6 @@ def step_each(sequences: Several[Sequence], ids: Ids) -> list[Logits]:
     return [sequence.step(ids[k : k + 1]) for k, sequence in enumerate(sequences)]
 
 
-def read_prompt(sequence: Sequence, ids: Ids, chunk: int | None = None) -> Logits:
-    """Has a sequence read a prompt, ``chunk`` tokens at a time; the logits (1, vocabulary) of its last."""
-    size = chunk or len(ids)
-    logits: Logits | None = None
-    for begin in range(0, len(ids), size):
-        logits = sequence.step(ids[begin : begin + size])
-    assert logits is not None
-    return logits
-
-
 def check_ids(ids: object, decoder: Decoder, what: str = "the prompt") -> Ids:
     """Token ids as an array (n,). Raises `ConfigError` for none, and for what is no id of this model."""
     try:

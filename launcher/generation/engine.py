@@ -14,21 +14,18 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
-from launcher.generation.decoder import Arrays, Decoder, Ids, Logits, Sequence, step_each
+from launcher.generation.decoder import Arrays, Decoder, Ids, Sequence
 from launcher.generation.generate import Manner, Prepared, prepare, run_ahead
-from launcher.generation.options import GenerateOptions
+from launcher.generation.options import GenerateOptions, options_of
 from launcher.generation.sample import Sample, make_samples
+from launcher.generation.scoring import NOTHING, one_by_one, scores_of, scores_of_each
 from launcher.generation.streams import EngineFullError, EngineLimits, Stream
 from launcher.generation.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from launcher.job.values import Setting
-
+from ranks.tokens.scores import Scores
 
 CHUNK = 256
 """Tokens of a prompt that are read between two steps of the texts under way."""
@@ -100,7 +97,7 @@ class Engine:
         *,
         inputs: Arrays | None = None,
         special: bool = True,
-        **more: Setting,
+        **more: object,
     ) -> Stream:
         """Takes a request; its texts come from the stream. The arguments are those of
         `launcher.generation.generate.generate`.
@@ -109,8 +106,8 @@ class Engine:
         where too many wait.
         """
         prepared = prepare(
-            self._decoder, prompt, options,
-            tokenizer=self._tokenizer, manner=self._manner, inputs=inputs, special=special, **more,
+            self._decoder, prompt, options_of(options, more),
+            tokenizer=self._tokenizer, manner=self._manner, inputs=inputs, special=special,
         )  # fmt: skip
         if (prepared.options.beams or 1) > 1 or prepared.options.speculate:
             raise ConfigError(
@@ -259,11 +256,15 @@ class Engine:
                 request.state = self._begin(request)
             piece = request.prepared.options.chunk or CHUNK
             ids = request.prepared.read[request.read : request.read + piece]
-            logits = request.state.step(ids)
+            samples: list[Sample] = []
+            if request.read + len(ids) == len(request.prepared.read):
+                samples = self._samples(request.prepared)
+            want = samples[0].want() if samples else NOTHING  # all samples want the same of it
+            [scores] = scores_of(request.state, ids, [want])
             request.read += len(ids)
-            if not request.reading:
+            if samples:
                 self._keep_prefix(request, request.state)
-                self._start_texts(request, request.state, logits)
+                self._start_texts(request, samples, request.state, scores)
 
     def _keep_prefix(self, request: _Request, state: Sequence) -> None:
         read = request.prepared.read
@@ -277,15 +278,16 @@ class Engine:
             self._prefixes.popitem(last=False)[1][1].close()
         self._prefixes[key] = read, state.fork()
 
-    def _start_texts(self, request: _Request, state: Sequence, logits: Logits) -> None:
-        prepared = request.prepared
-        samples = make_samples(
+    def _samples(self, prepared: Prepared) -> list[Sample]:
+        return make_samples(
             prepared.options, self._decoder.vocabulary, prepared.read, prepared.limits, self._tokenizer
         )
+
+    def _start_texts(self, request: _Request, samples: list[Sample], state: Sequence, scores: Scores) -> None:
         request.texts = [(samples[0], state)]
         for sample in samples[1:]:
             request.texts.append((sample, state.fork()))
-        self._take(request, [logits] * len(samples))
+        self._take(request, [scores] * len(samples))
 
     def _step(self) -> None:
         """One token more of every text under way."""
@@ -296,10 +298,10 @@ class Engine:
         if len(texts) == len(self._requests) == 1 and self._run_ahead(going[0]):
             return
         ids = np.array([sample.ids[-1] for sample, _ in texts], np.int64)
-        lengths = [state.length for _, state in texts]
-        rows: list[Logits] | None
+        lengths, wants = [state.length for _, state in texts], [sample.want() for sample, _ in texts]
+        rows: list[Scores] | None
         try:
-            rows = self._decoder.step_many([state for _, state in texts], ids)
+            rows = scores_of_each(self._decoder, [state for _, state in texts], ids, wants)
         except (RankFailedError, LaunchError):
             raise
         except Exception:
@@ -317,7 +319,7 @@ class Engine:
                 states = [state for _, state in request.texts]
                 for state, length in zip(states, lengths[mine], strict=True):
                     state.rewind(length)  # of those that went before the one that failed
-                self._take(request, step_each(states, ids[mine]))
+                self._take(request, one_by_one(states, ids[mine], wants[mine]))
 
     def _run_ahead(self, request: _Request) -> bool:
         """Whether the ranks can choose the tokens of the only text by themselves: then some have come. It
@@ -342,11 +344,11 @@ class Engine:
                 self._end(request)
         return True
 
-    def _take(self, request: _Request, rows: Several[Logits]) -> None:
+    def _take(self, request: _Request, rows: Several[Scores]) -> None:
         """Chooses the next token of each text of a request."""
         still = []
         for (sample, state), row in zip(request.texts, rows, strict=True):
-            request.stream.put(sample.take(sample.choose(row[0]), row[0]))
+            request.stream.put(sample.take(sample.choose(row), row))
             if sample.reason is None:
                 still.append((sample, state))
                 continue

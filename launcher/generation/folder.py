@@ -7,9 +7,9 @@ Folders of ONNX Runtime GenAI (``genai_config.json``), and of transformers and o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypedDict
 
 from launcher.common.documents import quote
 from launcher.errors import ConfigError
@@ -29,10 +29,6 @@ from launcher.generation.text.configs import (
 )
 from sharding.common.nearby import hint, shown
 from sharding.slices.manifest import FILE_NAME as MANIFEST
-
-if TYPE_CHECKING:
-    from launcher.job.values import Setting
-
 
 MERGED, FIRST, LATER = "decoder_model_merged.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
 ENCODER = "encoder_model.onnx"
@@ -100,11 +96,12 @@ def _read(folder: Path, model: Path | None, *, told: bool = False) -> ModelFolde
     ):
         said = folder.parent
     tokenizer = said / TOKENIZER
-    common: dict[str, Setting] = {
-        "path": said,
-        "tokenizer": tokenizer if tokenizer.is_file() else None,
-        "special": _special(said),
-    }
+    found = ModelFolder(
+        said,
+        model or said,
+        tokenizer=tokenizer if tokenizer.is_file() else None,
+        special=_special(said),
+    )
     if (said / GENAI).is_file():
         genai = GenAI(said / GENAI)
         decoder = said / genai.decoder
@@ -117,8 +114,8 @@ def _read(folder: Path, model: Path | None, *, told: bool = False) -> ModelFolde
                     raise ConfigError(
                         f"{said / GENAI} names the model {part.name!r}, which {said} does not have"
                     )
-            return ModelFolder(
-                **common,
+            return replace(
+                found,
                 decoder=decoder,
                 encoder=encoder,
                 names=genai.names,
@@ -127,15 +124,15 @@ def _read(folder: Path, model: Path | None, *, told: bool = False) -> ModelFolde
                 context=genai.context,
                 manner=genai.manner,
             )
-    files = _files(said, model)
+    graphs = _graphs(said, model)
     config = read_json(said / CONFIG)
     inner = text_part(config)
     generation = read_json(said / GENERATION)
     where = said / CONFIG
     heads = _first(inner, ("num_key_value_heads", "num_attention_heads", "n_head", "num_heads"), where)
-    return ModelFolder(
-        **common,
-        **files,
+    return replace(
+        found,
+        **graphs,
         names=Names(heads=heads, head_size=_head_size(inner, where)),
         vocabulary=_first(inner, ("vocab_size",), where),
         context=None if config.get("model_type") in _RELATIVE else _first(inner, _LIMITED, where),
@@ -147,22 +144,30 @@ def _configured(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (GENAI, CONFIG, TOKENIZER))
 
 
-def _files(folder: Path, model: Path | None) -> dict[str, Setting]:
-    """The model files of a folder that no ``genai_config.json`` names."""
+class _Graphs(TypedDict):
+    """The model files of a folder, as `ModelFolder` names them."""
+
+    decoder: Path
+    later: Path | None
+    encoder: Path | None
+
+
+def _graphs(folder: Path, model: Path | None) -> _Graphs:
+    """Those of a folder that no ``genai_config.json`` names."""
     if model is not None:
         beside = model.parent
         later = beside / LATER
         two = model.name == FIRST and later.is_file()
         encoder = beside / ENCODER
         pair = encoder.is_file() and model.name in {FIRST, MERGED}
-        return {"decoder": model, "later": later if two else None, "encoder": encoder if pair else None}
+        return _Graphs(decoder=model, later=later if two else None, encoder=encoder if pair else None)
     for place in (folder / name for name in BELOW):
         for name in (MERGED, FIRST, "model.onnx"):
             if (place / name).is_file():
-                return _files(folder, place / name)
+                return _graphs(folder, place / name)
     found = sorted(item for name in BELOW for item in (folder / name).glob("*.onnx"))
     if len(found) == 1:
-        return _files(folder, found[0])
+        return _graphs(folder, found[0])
     if found:
         names = ", ".join(item.name for item in found[:6])
         raise ConfigError(f"{shown(folder)} has several models ({names}): give the file of the decoder")

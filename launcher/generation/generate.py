@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from launcher.common.elsewhere import ELSEWHERE
 from launcher.errors import ConfigError
 from launcher.generation.beams import search
 from launcher.generation.decoder import (
@@ -20,20 +18,20 @@ from launcher.generation.decoder import (
     Decoder,
     Follows,
     Ids,
-    Logits,
     Sequence,
     check_ids,
     check_room,
-    read_prompt,
 )
 from launcher.generation.options import NEW_TOKENS, GenerateOptions, options_of
 from launcher.generation.sample import Event, Limits, Sample, Texts, make_samples
+from launcher.generation.scoring import read_prompt, scores_of, scores_of_each
 from launcher.generation.speculation import Draft, Guesser, Lookup, grow
 from launcher.generation.text.tokenizer import Tokenizer
+from ranks.common.elsewhere import ELSEWHERE
+from ranks.tokens.scores import Scores
 from sharding.common.text import counted
 
 if TYPE_CHECKING:
-    from launcher.job.values import Setting
     from sharding.common.arrays import Array
 
 
@@ -49,7 +47,7 @@ class Manner:
     ends: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
     """What a decoder with an encoder reads first."""
-    defaults: Mapping[str, Setting] | None = None
+    defaults: Mapping[str, object] | None = None
 
 
 class Events(Protocol):
@@ -75,8 +73,7 @@ class Generation(Texts):
         super().__init__(has_text=has_text)
         self._events = events
         # Their end waits for ranks, which whoever collects this may hold up.
-        self._forgotten = weakref.finalize(self, ELSEWHERE.call, events.close)
-        self._forgotten.atexit = False
+        self._forgotten = ELSEWHERE.when_gone(self, events.close)
         self.options, self.prompt = options, list(prompt)
 
     def _next(self) -> Event:
@@ -118,7 +115,7 @@ def generate(
     inputs: Arrays | None = None,
     draft: Decoder | None = None,
     special: bool = True,
-    **more: Setting,
+    **more: object,
 ) -> Generation:
     """Continues a prompt: text, or token ids.
 
@@ -130,8 +127,8 @@ def generate(
     Raises `ConfigError` at once for what does not fit the model; the iterator raises what the model raises.
     """
     prepared = prepare(
-        decoder, prompt, options,
-        tokenizer=tokenizer, manner=manner, inputs=inputs, draft=draft, special=special, **more,
+        decoder, prompt, options_of(options, more),
+        tokenizer=tokenizer, manner=manner, inputs=inputs, draft=draft, special=special,
     )  # fmt: skip
     events = _events(decoder, prepared, tokenizer, draft)
     return Generation(events, prepared.options, prepared.prompt, has_text=tokenizer is not None)
@@ -155,18 +152,16 @@ class Prepared:
 def prepare(
     decoder: Decoder,
     prompt: str | Several[int] | Ids | None,
-    options: GenerateOptions | None = None,
+    asked: GenerateOptions,
     *,
     tokenizer: Tokenizer | None = None,
     manner: Manner | None = None,
     inputs: Arrays | None = None,
     draft: Decoder | None = None,
     special: bool = True,
-    **more: Setting,
 ) -> Prepared:
     """Checks and settles what `generate` takes. Raises `ConfigError` for what does not fit the model."""
     manner = manner or Manner()
-    asked = options_of(options, more)
     encoded = {spec.name for spec in decoder.encoder_inputs}
     # What a decoder of sound begins with is written out: its tokenizer would add an end.
     ids = _ids(decoder, prompt, tokenizer, special and not (encoded and "input_ids" not in encoded))
@@ -230,13 +225,13 @@ def _arranged(
     return check_ids(start, decoder, "the decoder's start"), given
 
 
-def _lengths(defaults: Mapping[str, Setting], prompt: int) -> dict[str, Setting]:
+def _lengths(defaults: Mapping[str, object], prompt: int) -> dict[str, object]:
     """Defaults whose lengths count new tokens only."""
     found = dict(defaults)
     longest, shortest = found.pop("max_length", None), found.pop("min_length", None)
-    if longest is not None and found.get("max_new_tokens") is None and longest > prompt:
+    if isinstance(longest, int) and found.get("max_new_tokens") is None and longest > prompt:
         found["max_new_tokens"] = longest - prompt
-    if shortest is not None and found.get("min_new_tokens") is None:
+    if isinstance(shortest, int) and found.get("min_new_tokens") is None:
         found["min_new_tokens"] = max(0, shortest - prompt)
     return found
 
@@ -299,39 +294,39 @@ def _events(
     with contextlib.ExitStack() as stack:
         state = decoder.sequence(prepared.given)
         stack.callback(state.close)
-        logits = read_prompt(state, prompt, options.chunk)
         if (options.beams or 1) > 1:
             stack.pop_all()
-            yield from search(decoder, state, logits, prompt, options, limits, tokenizer)
+            yield from search(decoder, state, prompt, options, limits, tokenizer)
             return
         samples = make_samples(options, decoder.vocabulary, prompt, limits, tokenizer)
+        scores = read_prompt(state, prompt, samples[0].want(), options.chunk)  # all want the same of it
         states = [state]
         for _ in samples[1:]:
             states.append(state.fork())
             stack.callback(states[-1].close)
         if not options.speculate:
-            yield from _together(decoder, samples, states, logits)
+            yield from _together(decoder, samples, states, scores)
             return
         for sample, own in zip(samples, states, strict=True):
             guesser: Guesser = Lookup() if draft is None else Draft(draft, sample, prompt, options.chunk)
             stack.callback(guesser.close)
-            yield from grow(sample, own, logits, prompt, guesser, options.speculate)
+            yield from grow(sample, own, scores, prompt, guesser, options.speculate)
 
 
 def _together(
-    decoder: Decoder, samples: Several[Sample], states: Several[Sequence], logits: Logits
+    decoder: Decoder, samples: Several[Sample], states: Several[Sequence], scores: Scores
 ) -> Iterator[Event]:
     """All samples of a prompt, one token of each at a time."""
-    going: list[tuple[Sample, Sequence, Logits]] = [
-        (sample, state, logits) for sample, state in zip(samples, states, strict=True)
+    going: list[tuple[Sample, Sequence, Scores]] = [
+        (sample, state, scores) for sample, state in zip(samples, states, strict=True)
     ]
     while going:
         if len(going) == 1:
             yield from _alone(*going[0])
             return
         still = []
-        for sample, state, rows in going:
-            yield sample.take(sample.choose(rows[0]), rows[0])
+        for sample, state, own in going:
+            yield sample.take(sample.choose(own), own)
             if sample.reason is None:
                 still.append((sample, state))
             else:
@@ -340,9 +335,12 @@ def _together(
         if not still:
             return
         ids = np.array([sample.ids[-1] for sample, _ in still], np.int64)
-        states = [state for _, state in still]
-        found = [states[0].step(ids)] if len(still) == 1 else decoder.step_many(states, ids)
-        going = [(*pair, rows) for pair, rows in zip(still, found, strict=True)]
+        states, wants = [state for _, state in still], [sample.want() for sample, _ in still]
+        if len(still) == 1:
+            found = scores_of(states[0], ids, wants)
+        else:
+            found = scores_of_each(decoder, states, ids, wants)
+        going = [(*pair, own) for pair, own in zip(still, found, strict=True)]
 
 
 def run_ahead(
@@ -355,10 +353,10 @@ def run_ahead(
     return None
 
 
-def _alone(sample: Sample, state: Sequence, logits: Logits) -> Iterator[Event]:
+def _alone(sample: Sample, state: Sequence, scores: Scores) -> Iterator[Event]:
     """One text to its end. Where the ranks can choose its tokens by themselves, they run ahead of the reader
     by a few."""
-    yield sample.take(sample.choose(logits[0]), logits[0])
+    yield sample.take(sample.choose(scores), scores)
     while sample.reason is None:
         ahead = run_ahead(sample, state)
         if ahead is not None:
@@ -368,7 +366,7 @@ def _alone(sample: Sample, state: Sequence, logits: Logits) -> Iterator[Event]:
                     if sample.reason is not None:
                         break
             continue
-        rows = state.step(np.array(sample.ids[-1:], np.int64))
-        yield sample.take(sample.choose(rows[0]), rows[0])
+        [scores] = scores_of(state, np.array(sample.ids[-1:], np.int64), [sample.want()])
+        yield sample.take(sample.choose(scores), scores)
     state.close()
     yield sample.done()

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from launcher.generation.decoder import Arrays, Decoder, Ids
@@ -19,10 +18,6 @@ from launcher.generation.stateful import Program, Ranks, StatefulDecoder, progra
 from launcher.generation.streams import EngineLimits
 from launcher.generation.text.chat import ChatTemplate, find_template
 from launcher.generation.text.tokenizer import Tokenizer, available
-
-if TYPE_CHECKING:
-    from launcher.job.values import Setting
-
 
 Messages = Sequence[Mapping[str, object]]
 LIMITS = tuple(item.name for item in fields(EngineLimits))
@@ -49,20 +44,27 @@ class LanguageModel:
         options: GenerateOptions | None = None,
         *,
         inputs: Arrays | None = None,
-        **more: Setting,
+        special: bool = True,
+        **more: object,
     ) -> Generation:
         """Continues a text or token ids: see `launcher.generation.generate.generate`."""
         return generate(
             self.decoder, prompt, options,
-            tokenizer=self.tokenizer, manner=self.manner, inputs=inputs, draft=self.draft, **more,
+            tokenizer=self.tokenizer, manner=self.manner, inputs=inputs, draft=self.draft, special=special,
+            **more,
         )  # fmt: skip
 
     def chat(
-        self, messages: Messages | str, options: GenerateOptions | None = None, **more: Setting
+        self,
+        messages: Messages | str,
+        options: GenerateOptions | None = None,
+        *,
+        inputs: Arrays | None = None,
+        **more: object,
     ) -> Generation:
         """Answers messages, or one message of a user, through the model's chat template."""
         # The template writes special tokens itself.
-        return self.generate(self.text_of(messages), options, special=False, **more)
+        return self.generate(self.text_of(messages), options, inputs=inputs, special=False, **more)
 
     def engine(self, limits: EngineLimits | None = None, **more: int | None) -> Engine:
         """What generates for many prompts at once: texts join and leave between steps. Close it before the

@@ -4,19 +4,15 @@ functions, and what a model's own folder may say of them."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, fields
+from typing import Literal
 
 from launcher.common.documents import quote
 from launcher.errors import ConfigError
-from launcher.job.option_table import described, table
+from launcher.job.option_table import changed, described, table
 from launcher.job.values import Choice, Number, Pairs, Several, Switch, Text, Whole
 from ranks.tokens.options import SamplingOptions
 from sharding.common.text import did_you_mean
-
-if TYPE_CHECKING:
-    from launcher.job.values import Setting
-
 
 LENGTH, CHOICE, STOPPING, SEARCH, SHOWN, PACE = (
     "how much", "how tokens are chosen", "where it stops", "beam search", "log-probabilities", "how it runs"
@@ -30,7 +26,7 @@ _ID = Whole(0, 2**31 - 1, "a token id")
 _NO_STOP = Whole(1, 4096)
 
 
-def _parse_bias(texts: Iterable[str]) -> Mapping[Setting, float]:
+def _parse_bias(texts: Iterable[str]) -> dict[int, float]:
     found: dict[int, float] = {}
     each = Number(-1e4, 1e4)
     for text in texts:
@@ -90,7 +86,7 @@ class GenerateOptions:
     )
     logit_bias: Mapping[int, float] = described(
         Pairs(_parse_bias, Number(-1e4, 1e4), "a mapping of token ids to numbers from -10000 to 10000", _ID),
-        CHOICE, "added to the logit of a token; repeatable", "ID=X", default=dict,
+        CHOICE, "added to the logit of a token; repeatable", "ID=X", make=dict,
     )  # fmt: skip
     seed: int | None = described(
         Whole(0, 2**64 - 1, "a whole number from 0 up"), CHOICE,
@@ -100,11 +96,11 @@ class GenerateOptions:
     samples: int = described(_NO_STOP, CHOICE, "texts for each prompt, chosen independently", "N", default=1)
     stop: tuple[str, ...] = described(
         Several(Text("a text that is not empty"), "a list of texts"), STOPPING,
-        "end before this text, which is not shown; repeatable", "TEXT", default=tuple,
+        "end before this text, which is not shown; repeatable", "TEXT", default=(),
     )  # fmt: skip
     stop_ids: tuple[int, ...] = described(
         Several(_ID, "a list of token ids"), STOPPING, "end with this token; repeatable", "ID", "--stop-id",
-        default=tuple,
+        default=(),
     )  # fmt: skip
     suppressed: tuple[int, ...] | None = described(
         Several(_ID, "a list of token ids"), CHOICE, "never this token; repeatable", "ID", "--suppress-id"
@@ -189,7 +185,7 @@ class GenerateOptions:
             return self.temperature > 0
         return self.samples > 1 or any(item is not None for item in (self.top_k, self.top_p, self.min_p))
 
-    def filled(self, defaults: Mapping[str, Setting]) -> GenerateOptions:
+    def filled(self, defaults: Mapping[str, object]) -> GenerateOptions:
         """The same, where what is not given is what a model's folder says; its ``do_sample``
         decides if nothing else does."""
         known = {item.name for item in fields(self)}
@@ -198,7 +194,8 @@ class GenerateOptions:
             for name, value in defaults.items()
             if name in known and value is not None and getattr(self, name) is None
         }
-        searching = (self.beams or more.get("beams") or 1) > 1
+        beams = self.beams or more.get("beams")
+        searching = isinstance(beams, int) and beams > 1
         if self.samples_asked or (searching and self.samples > 1):
             more.pop("beams", None)
             searching = (self.beams or 1) > 1
@@ -209,7 +206,7 @@ class GenerateOptions:
             more["temperature"] = more["temperature"] or 1.0
         if searching and self.speculate is None:
             more.pop("speculate", None)
-        return replace(self, **more)
+        return changed(self, more)
 
     @property
     def sampling(self) -> SamplingOptions:
@@ -222,23 +219,23 @@ class GenerateOptions:
         return not self.temperature
 
     def with_flags(
-        self, flags: Mapping[str, object], said: Mapping[str, Setting] | None = None
+        self, flags: Mapping[str, object], said: Mapping[str, object] | None = None
     ) -> GenerateOptions:
         """The same with what a job file has ``said`` and with the flags that were given, which win."""
         settled = dict(said or {})
         for name, value in flags.items():
             if name in GENERATE and value is not None:
                 settled[name] = GENERATE[name].kind.merged(settled.get(name, getattr(self, name)), value)
-        return replace(self, **settled)
+        return changed(self, settled)
 
 
 GENERATE = table(GenerateOptions)
 """Option by name."""
 
 
-def options_of(options: GenerateOptions | None, more: Mapping[str, Setting]) -> GenerateOptions:
+def options_of(options: GenerateOptions | None, more: Mapping[str, object]) -> GenerateOptions:
     """Options with keyword arguments, which win. Raises `ConfigError` for one that there is not."""
     for name in more:
         if name not in GENERATE:
             raise ConfigError(f"there is no option {name!r} of generating{did_you_mean(name, GENERATE)}")
-    return replace(options or GenerateOptions(), **more)
+    return changed(options or GenerateOptions(), more)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from collections.abc import Sequence as Several
 from typing import TYPE_CHECKING
 
@@ -12,13 +12,17 @@ import numpy as np
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.generation.decoder import Arrays, Ids, Logits, Sequence, step_each
 from launcher.generation.runs import TokenRun, TokenRunHost
-from launcher.generation.stateful import Program, StatefulDecoder, StatefulSequence
+from launcher.generation.scoring import Wants, asked, one_by_one, whole
+from launcher.generation.stateful import Program, SaidOfDecoder, StatefulDecoder, StatefulSequence
 from ranks.state.rows import Batch
 from ranks.state.session import Session
+from ranks.tokens.scores import Scores
+from ranks.tokens.wanted import Ask
 from sharding.slices.state import LOGITS_FROM
 
 if TYPE_CHECKING:
-    from launcher.job.values import Setting
+    from typing_extensions import Unpack
+
     from ranks.state.session import Host
     from ranks.talk.reports import RunReport
     from ranks.tokens.chooser import Chooser
@@ -31,13 +35,16 @@ rounded activations come to less, a wrong position to more."""
 
 
 def decoder_of(
-    first: Program, later: Program | None = None, encoder: Program | None = None, **more: Setting
+    first: Program,
+    later: Program | None = None,
+    encoder: Program | None = None,
+    **said: Unpack[SaidOfDecoder],
 ) -> StatefulDecoder:
     """The decoder over these graphs, whose state stays on the ranks where they can keep it. The arguments are
     those of `StatefulDecoder`."""
     if (later or first).group is None:
-        return StatefulDecoder(first, later, encoder, **more)
-    return ResidentDecoder(first, later, encoder, **more)
+        return StatefulDecoder(first, later, encoder, **said)
+    return ResidentDecoder(first, later, encoder, **said)
 
 
 class ResidentDecoder(StatefulDecoder):
@@ -46,8 +53,8 @@ class ResidentDecoder(StatefulDecoder):
     Sequences that are stepped together (`step_many`) lie in one batch there. Threads take turns.
     """
 
-    def __init__(self, first: Program, *others: Program | None, **more: Setting) -> None:
-        super().__init__(first, *others, **more)
+    def __init__(self, first: Program, *others: Program | None, **said: Unpack[SaidOfDecoder]) -> None:
+        super().__init__(first, *others, **said)
         group = self.later.group
         assert group is not None
         self.host: Host = group.session_host
@@ -71,17 +78,26 @@ class ResidentDecoder(StatefulDecoder):
 
     def step_many(self, sequences: Several[Sequence], ids: Ids) -> list[Logits]:
         """All in one batch, where the model can tell their lengths apart."""
+        return [whole([row]) for row in self.scores_many(sequences, ids, [None] * len(ids))]
+
+    def scores_many(self, sequences: Several[Sequence], ids: Ids, wants: Wants) -> list[Scores]:
+        """As `launcher.generation.scoring.ScoresMany.scores_many`."""
         mine = [one for one in sequences if isinstance(one, ResidentSequence) and one.joins]
         if len(mine) < len(sequences) or len(mine) < 2:
-            return step_each(sequences, ids)
+            return one_by_one(sequences, ids, wants)
         with self.turn:
             if not self._proved and len({one.length for one in mine}) > 1:
-                return self._prove(mine, ids)
-            batch = self._gather(mine)
-            logits = self.checked(batch.step(np.asarray(ids))[self.logits])
+                return [Scores(rows[0]) for rows in self._prove(mine, ids)]
+            ask = asked(self.logits, self.vocabulary, wants)
+            found = self.read(self._gather(mine).step(np.asarray(ids), ask), ask)
             for one, token in zip(mine, ids.tolist(), strict=True):
                 one.note(token)
-        return list(logits.reshape(len(mine), 1, -1))
+        return found
+
+    def read(self, results: Mapping[str, Array], ask: Ask | None) -> list[Scores]:
+        """The logits of each row by what a step gave. Raises as `checked`."""
+        shown = None if ask is None else ask.read(results)
+        return [Scores(row) for row in self.checked(results[self.logits])] if shown is None else shown
 
     def _prove(self, mine: list[ResidentSequence], ids: Ids) -> list[Logits]:
         """The first step of sequences of different lengths in one batch: are they what each is alone?
@@ -179,21 +195,21 @@ class ResidentSequence(StatefulSequence):
         ready = self._session is not None or self._batch is not None
         return ready and not self._given and self._decoder.batches
 
-    def step(self, ids: Ids, *, every: bool = False) -> Logits:
-        """As `launcher.generation.decoder.Sequence.step`."""
+    def scores(self, ids: Ids, wants: Wants, *, every: bool = False) -> list[Scores]:
+        """As `launcher.generation.scoring.Scored.scores`."""
         if self.closed:
             raise ShardrunError("This sequence is closed: start another one.")
         self._check_free()
         with self._decoder.turn:
             if every and len(ids) > 1 and not self._decoder.rewinds:
                 # Were the logits of all but the last left out, the step could not be undone.
-                return self._one_by_one(ids)
-            return super().step(ids, every=every)
+                return self._one_by_one(ids, wants)
+            return super().scores(ids, wants, every=every)
 
-    def _run(self, program: Program, ids: Ids, past: int, every: bool) -> Logits:
+    def _run(self, program: Program, ids: Ids, past: int, every: bool, wants: Wants) -> list[Scores]:
         decoder = self._decoder
         if program is not decoder.later:  # a first graph of its own, which takes no state
-            return super()._run(program, ids, past, every)
+            return super()._run(program, ids, past, every, wants)
         self.leave()
         known = decoder.host.known
         feeds = self._asked(program, ids, past, every)
@@ -202,21 +218,22 @@ class ResidentSequence(StatefulSequence):
             session = Session(decoder.host)
         # The session keeps what the graph gives back; caches of an encoder that it only takes come each time.
         feeds |= self._state
+        ask = asked(decoder.logits, decoder.vocabulary, wants, every=every)
         try:
-            logits = decoder.checked(session.predict(feeds)[decoder.logits])
-            if every and len(logits) < len(ids):  # as if it had not been read
+            rows = decoder.read(session.step(feeds, ask), ask)
+            if every and len(rows) < len(ids):  # as if it had not been read
                 if fresh:
                     session.close()
                 else:
                     session.rewind(past)
-                return logits
+                return rows
         except BaseException:
             if fresh:
                 session.close()
             raise
         self._session = session
         self._state = {name: array for name, array in self._state.items() if name not in known.states}
-        return logits
+        return rows
 
     def _asked(self, program: Program, ids: Ids, past: int, every: bool) -> dict[str, Array]:
         """What a step of a session is given, but for state."""

@@ -13,7 +13,9 @@ from launcher.generation.text.stops import Stops
 from launcher.generation.text.tokenizer import Tokenizer
 from ranks.tokens import sampling
 from ranks.tokens.chooser import Chooser
-from ranks.tokens.penalties import Penalties, Row
+from ranks.tokens.penalties import Penalties
+from ranks.tokens.scores import Scores
+from ranks.tokens.wanted import Want
 
 Reason = Literal["end", "stop", "length"]
 """Why a text ended: the model's own end or an id to stop at, a stop text, or as many tokens as may be."""
@@ -156,9 +158,13 @@ class Sample:
         self._logprobs: list[float] = []
         self._top: list[tuple[tuple[int, float], ...]] = []
 
-    def choose(self, row: Row) -> int:
-        """The next token by the logits (vocabulary,)."""
-        return self.chooser.choose(row)
+    def want(self, guesses: Sequence[int] = ()) -> Want | None:
+        """What the next token needs of the model's logits, also after these ``guesses``; None: all."""
+        return self.chooser.want(self.options.logprobs, guesses)
+
+    def choose(self, scores: Scores) -> int:
+        """The next token by the model's logits."""
+        return self.chooser.choose(scores.values, scores.ids)
 
     @property
     def penalties(self) -> Penalties:
@@ -170,8 +176,8 @@ class Sample:
         """How many tokens may still come."""
         return self._limits.most - len(self.ids)
 
-    def take(self, token: int, row: Row | None) -> Token:
-        """Notes the token that comes next; ``row`` has the model's logits for it, which log-probabilities
+    def take(self, token: int, scores: Scores | None) -> Token:
+        """Notes the token that comes next; ``scores``: the model's logits for it, which log-probabilities
         need."""
         self.chooser.read(token)
         if token in self._limits.ends:
@@ -184,12 +190,14 @@ class Sample:
                 self.reason = "length"
         if self.options.logprobs is None:
             return Token(self.number, token, piece)
-        assert row is not None
-        logs = sampling.log_softmax(row)
-        best = tuple((int(k), float(logs[k])) for k in sampling.top(logs, self.options.logprobs))
-        self._logprobs.append(float(logs[token]))
+        assert scores is not None
+        logs = scores.logs()
+        places = sampling.top(logs, self.options.logprobs).tolist()
+        best = tuple((scores.token(place), float(logs[place])) for place in places)
+        logprob = float(logs[scores.place(token)])
+        self._logprobs.append(logprob)
         self._top.append(best)
-        return Token(self.number, token, piece, float(logs[token]), best)
+        return Token(self.number, token, piece, logprob, best)
 
     def done(self) -> Done:
         """The whole text, once it has ended."""

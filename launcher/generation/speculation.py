@@ -14,11 +14,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.generation.decoder import Decoder, Ids, Logits, read_prompt
+from launcher.generation.decoder import Decoder, Ids
 from launcher.generation.decoder import Sequence as State
 from launcher.generation.sample import Done, Sample, Token
-from ranks.tokens import sampling
-from ranks.tokens.penalties import Row
+from launcher.generation.scoring import read_prompt, scores_of
+from ranks.tokens import best, sampling
+from ranks.tokens.scores import Scores
+from ranks.tokens.wanted import Want
 
 LONGEST_MATCH, SHORTEST_MATCH = 3, 1
 """Tokens of the text's end that are looked for earlier in it."""
@@ -71,7 +73,9 @@ class Draft:
     def __init__(self, decoder: Decoder, sample: Sample, prompt: Ids, chunk: int | None) -> None:
         self._state = decoder.sequence()
         self._sample = sample
-        self._chunk = chunk
+        self._chunk, self._vocabulary = chunk, decoder.vocabulary
+        count = best.most(sample.options.sampling)
+        self._want = None if count is None else Want(count)
         self._read: list[int] = []
         self._most = decoder.context
 
@@ -81,16 +85,16 @@ class Draft:
             count = min(count, self._most - len(ids))
         if count < 1:
             return []
-        logits = self._catch_up(ids)
+        scores = self._catch_up(ids)
         guesses = []
         for place in range(count):
-            guesses.append(self._choose(logits[0], place))
+            guesses.append(self._choose(scores, place))
             if place + 1 < count:
                 self._read.append(guesses[-1].id)
-                logits = self._state.step(np.array([guesses[-1].id]))
+                [scores] = scores_of(self._state, np.array([guesses[-1].id]), [self._want])
         return guesses
 
-    def _catch_up(self, ids: list[int]) -> Logits:
+    def _catch_up(self, ids: list[int]) -> Scores:
         """Forgets guesses that were wrong, and reads what has come; the logits after it."""
         same = 0
         for ours, theirs in zip(self._read, ids[:-1], strict=False):
@@ -99,16 +103,16 @@ class Draft:
             same += 1
         self._state.rewind(same)
         self._read = list(ids)
-        return read_prompt(self._state, np.array(ids[same:], np.int64), self._chunk)
+        return read_prompt(self._state, np.array(ids[same:], np.int64), self._want, self._chunk)
 
-    def _choose(self, row: Row, place: int) -> Guess:
+    def _choose(self, scores: Scores, place: int) -> Guess:
         options = self._sample.options
         if options.greedy:
-            return Guess(sampling.likeliest(row))
-        found = sampling.candidates(row, options.sampling)
+            return Guess(scores.token(sampling.likeliest(scores.values)))
+        found = sampling.candidates(scores.values, options.sampling).among(scores.ids)
         position = len(self._sample.ids) + place
         number = sampling.uniform(self._sample.seed, self._sample.number, position, sampling.DRAFT)
-        return Guess(found.pick(number), found.spread(len(row)))
+        return Guess(found.pick(number), found.spread(self._vocabulary))
 
     def close(self) -> None:
         """Frees the draft model's state."""
@@ -116,18 +120,19 @@ class Draft:
 
 
 def grow(  # noqa: PLR0917 - what `generate` has
-    sample: Sample, state: State, logits: Logits, prompt: Ids, guesser: Guesser, most: int
+    sample: Sample, state: State, first: Scores, prompt: Ids, guesser: Guesser, most: int
 ) -> Iterator[Token | Done]:
-    """Generates one text; ``logits`` are those of the prompt, ``most`` how many guesses a step may check."""
+    """Generates one text; ``first`` are the prompt's logits, ``most`` how many guesses a step may check."""
     start = prompt.tolist()
-    first = logits[0]
     yield sample.take(sample.choose(first), first)
     while sample.reason is None:
         ids = [*start, *sample.ids]
         # The last token of all is not read, and so needs no room.
         guesses = guesser.guess(ids, min(most, sample.room - 1)) if sample.room > 1 else []
         read = state.length
-        rows = state.step(np.array([ids[-1], *(item.id for item in guesses)], np.int64), every=True)
+        guessed = [item.id for item in guesses]
+        wants = [sample.want(guessed)] * (1 + len(guesses))
+        rows = scores_of(state, np.array([ids[-1], *guessed], np.int64), wants, every=True)
         right = 0
         for place, row in enumerate(rows):
             guess = guesses[place] if place < len(guesses) else None
@@ -141,12 +146,13 @@ def grow(  # noqa: PLR0917 - what `generate` has
     yield sample.done()
 
 
-def _settle(sample: Sample, row: Row, guess: Guess | None) -> tuple[int, bool]:
+def _settle(sample: Sample, row: Scores, guess: Guess | None) -> tuple[int, bool]:
     """The token that comes, and whether it was guessed."""
     if guess is None or guess.spread is None:
         token = sample.choose(row)
         return token, guess is not None and token == guess.id
-    wanted = sampling.candidates(sample.penalties.apply(row), sample.options.sampling).spread(len(row))
+    values = sample.penalties.apply(row.values, ids=row.ids)
+    wanted = sampling.candidates(values, sample.options.sampling).among(row.ids).spread(len(guess.spread))
     number, position = sample.number, len(sample.ids)
     accept = sampling.uniform(sample.seed, number, position, sampling.ACCEPT)
     if accept * guess.spread[guess.id] < wanted[guess.id]:

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 import numpy as np
 
 from launcher.errors import ConfigError, RankFailedError, ShardrunError
 from launcher.generation.decoder import Arrays, Ids, Logits, Sequence, step_each
 from launcher.generation.names import Names, find_states
+from launcher.generation.scoring import NOTHING, Wants, whole
 from ranks.common.tensors import TensorSpec
 from ranks.state.feeds import FOLLOWING
+from ranks.tokens.scores import Scores
 from sharding.slices.state import LOGITS_FROM
 from sharding.slices.state_names import is_next
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ranks.state.session import Host
     from sharding.common.arrays import Array
     from sharding.slices.state import StatePair
@@ -86,11 +90,21 @@ def _has_state(group: Ranks) -> bool:
         return False
 
 
+class SaidOfDecoder(TypedDict, total=False):
+    """What `StatefulDecoder` takes by name."""
+
+    names: Names | None
+    encoder_names: Names | None
+    vocabulary: int | None
+    """How many tokens there are, where the logits' shape does not say it."""
+    context: int | None
+
+
 class StatefulDecoder:
     """A decoder of which each step takes all state in, and gives it out.
 
     ``later`` is the graph for all steps but the first, where a model has two; ``encoder`` that of an
-    encoder-decoder model. ``vocabulary`` is asked for where the logits' shape does not say it.
+    encoder-decoder model.
     """
 
     def __init__(
@@ -98,22 +112,18 @@ class StatefulDecoder:
         first: Program,
         later: Program | None = None,
         encoder: Program | None = None,
-        *,
-        names: Names | None = None,
-        encoder_names: Names | None = None,
-        vocabulary: int | None = None,
-        context: int | None = None,
+        **said: Unpack[SaidOfDecoder],
     ) -> None:
-        self.names = names or Names()
+        self.names = said.get("names") or Names()
         self.first, self.later, self.encoder = first, later or first, encoder
-        self.encoder_names = encoder_names or Names()
+        self.encoder_names = said.get("encoder_names") or Names()
         self.states = {
             id(program): find_states(self.names, program.inputs, program.outputs, program.pairs)
             for program in (self.first, self.later)
         }
-        self.context = context
+        self.context = said.get("context")
         self.logits = self._logits()
-        self.vocabulary = self._vocabulary(vocabulary)
+        self.vocabulary = self._vocabulary(said.get("vocabulary"))
         for program in {id(item): item for item in (self.first, self.later)}.values():
             self._check_inputs(program)
 
@@ -226,29 +236,36 @@ class StatefulSequence:
 
     def step(self, ids: Ids, *, every: bool = False) -> Logits:
         """Reads tokens; the logits of the last one, or of ``every`` one."""
+        return whole(self.scores(ids, [None] * (len(ids) if every else 1), every=every))
+
+    def scores(self, ids: Ids, wants: Wants, *, every: bool = False) -> list[Scores]:
+        """As `launcher.generation.scoring.Scored.scores`."""
         states = self._decoder.states[id(self._decoder.later)]
         program = self._decoder.later if self._ids and states else self._decoder.first
         spec = program.takes(self._decoder.names.of("input_ids"))
         assert spec is not None
         if len(ids) > 1 and states and len(spec.shape) > 1 and spec.shape[1] == 1:
-            rows = [self.step(ids[k : k + 1]) for k in range(len(ids))]
-            return np.concatenate(rows) if every else rows[-1]
+            return self._one_by_one(ids, wants if every else [*[NOTHING] * (len(ids) - 1), *wants])[
+                -len(wants) :
+            ]
         count = len(ids) if every else 1
         if states:
-            logits = self._run(program, ids, len(self._ids), every)
+            rows = self._run(program, ids, len(self._ids), every, wants)
         else:
-            logits = self._run(program, np.array([*self._ids, *ids.tolist()], np.int64), 0, every)
-        if len(logits) < count:  # the graph computes the last position's logits only
+            rows = self._run(program, np.array([*self._ids, *ids.tolist()], np.int64), 0, every, wants)
+        if len(rows) < count:  # the graph computes the last position's logits only
             assert every
-            return self._one_by_one(ids)
+            return self._one_by_one(ids, wants)
         self._ids += ids.tolist()
-        return logits[len(logits) - count :]
+        return rows[len(rows) - count :]
 
-    def _one_by_one(self, ids: Ids) -> Logits:
-        return np.concatenate([self.step(ids[k : k + 1]) for k in range(len(ids))])
+    def _one_by_one(self, ids: Ids, wants: Wants) -> list[Scores]:
+        return [self.scores(ids[k : k + 1], wants[k : k + 1])[0] for k in range(len(ids))]
 
-    def _run(self, program: Program, ids: Ids, past: int, every: bool) -> Logits:
-        """Computes a step. The state becomes that after it, unless logits of ``every`` token are missing."""
+    def _run(self, program: Program, ids: Ids, past: int, every: bool, wants: Wants) -> list[Scores]:
+        """Computes a step. The state becomes that after it, unless logits of ``every`` token are missing.
+
+        ``wants``: of the rows that are read; those before them may come as well."""
         decoder = self._decoder
         feeds = self._feeds(program, ids, past, every)
         states = decoder.states[id(program)]
@@ -262,8 +279,9 @@ class StatefulSequence:
                 f"the model gave logits of {logits.shape[-1]} tokens, but its vocabulary has "
                 f"{decoder.vocabulary}"
             )
-        if every and len(logits) < len(ids):
-            return logits
+        rows = [Scores(row) for row in logits[-len(wants) :]]
+        if every and len(rows) < len(ids):
+            return rows
         for state in decoder.states[id(decoder.later)]:
             # Of a graph without past inputs, the same names say which outputs are its state.
             name = state.present if state.present in outputs else None
@@ -273,7 +291,7 @@ class StatefulSequence:
                 name = next((other for other in outputs if is_next(other, state.past)), None)
             if name is not None:
                 self._state[state.past] = outputs[name]
-        return logits
+        return rows
 
     def _feeds(self, program: Program, ids: Ids, past: int, every: bool) -> dict[str, Array]:
         """All inputs but state."""

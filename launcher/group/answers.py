@@ -43,10 +43,19 @@ class Answers:
         """Whether the ranks are still at work on the request."""
         return self.request > 0 and not self.came
 
-    def take(self, rank: int, message: wire.Message) -> None:
-        """An answer; one to an earlier request is dropped."""
+    @property
+    def good(self) -> bool:
+        """Whether rank 0 has answered for all, and no rank could not compute."""
+        return self.result is not None and not self.failed
+
+    def take(self, rank: int, message: wire.Message) -> tuple[int, Mapping[str, object]] | None:
+        """An answer; one to an earlier request is dropped.
+
+        Gives a rank that could not compute what rank 0 could, and what it said: it is out of step with the
+        others, however late that comes. (No request is over before rank 0 has answered, or all have failed.)
+        """
         if message.fields.get("request") != self.request:
-            return
+            return (rank, message.fields) if message.kind is wire.Kind.FAILED else None
         if message.kind is wire.Kind.RESULT and rank == 0:
             self.result = message
         elif message.kind is wire.Kind.TOKENS:
@@ -56,3 +65,5 @@ class Answers:
                 self.made += len(tokens)
         elif message.kind is wire.Kind.FAILED:
             self.failed[rank] = message.fields
+        unlike = next(iter(self.failed.items()), None)
+        return unlike if self.result is not None else None

@@ -24,8 +24,10 @@ from launcher.job.ports import BACKLOG, listen_tcp
 from launcher.starters import cause
 from launcher.starters.base import Ended
 from ranks.common import forks
+from ranks.common.pulse import Beat
 from ranks.talk import unix, wire
 from ranks.talk.connect import tune_tcp
+from ranks.talk.stacks import SPY_SECONDS
 from ranks.talk.stream import Stream
 from sharding.common.limits import shortage
 
@@ -48,7 +50,7 @@ class Above:
     def __init__(self) -> None:
         self.stopped = False
         self._stream: Stream | None = None
-        self._stacks: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._stacks: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
 
     def listen(self, stream: Stream, on_ended: Callable[[int], None]) -> None:
         """Takes what it says, until it says with which code the rank ended. Raises what receiving raises."""
@@ -60,7 +62,7 @@ class Above:
                 if isinstance(stopped, bool):
                     self.stopped = stopped
                 if isinstance(stacks, str):
-                    self._stacks.put(stacks)
+                    self._stacks.put((stacks, fields.get("more") is True))
                 if type(code) is int:
                     on_ended(code)
                     return
@@ -68,15 +70,17 @@ class Above:
             self._stream = None
 
     def stacks(self) -> str:
-        """Where the rank is in its Python code; "" where that cannot be had soon."""
-        stream = self._stream
+        """Where the rank is in its Python code, and in that of libraries where its host can tell; "" where
+        that cannot be had soon."""
+        stream, text = self._stream, ""
         if stream is None:
             return ""
-        try:
+        with contextlib.suppress(OSError, queue.Empty):
             stream.send(wire.Message(wire.Kind.PING, {}, {}))
-            return self._stacks.get(timeout=_STACK_SECONDS)
-        except (OSError, queue.Empty):
-            return ""
+            text, more = self._stacks.get(timeout=_STACK_SECONDS)
+            if more:
+                text = self._stacks.get(timeout=SPY_SECONDS + _STACK_SECONDS)[0] or text
+        return text
 
 
 @dataclass
@@ -96,6 +100,10 @@ class Peer:
     """Whether it has loaded what it is to serve."""
     asked: bool = False
     """Whether it has been asked for a sign of life, and has given none yet."""
+    beats: int = 0
+    """How many signs of life it has given that tell whether it gets on."""
+    beat: Beat = field(default_factory=Beat)
+    """What the last of them told."""
     above: Above = field(default_factory=Above)
     """Of a rank of another host."""
     sending: threading.Lock = field(default_factory=threading.Lock)
@@ -105,6 +113,12 @@ class Peer:
         ended, and name another."""
         code = None if self.process is None else unix.exit_code(self.process)
         return None if code is None else Ended(self.rank, code)
+
+    def feel(self, told: Mapping[str, object]) -> None:
+        """Takes a sign of life."""
+        if told:
+            self.beats += 1
+            self.beat = Beat(still=told.get("still") is True, moves=told.get("moves") is True)
 
     def ping(self) -> None:
         """Asks for a sign of life, unless that would have to wait; any message of the rank's is one."""
@@ -159,7 +173,8 @@ class Listener:
         self._known: dict[int, Peer] = {}
         self._above: dict[int, Above] = {}
         self._lock = threading.Lock()
-        self._lobby = Lobby(world_size)
+        # Of a rank of another host, the process above it connects too.
+        self._lobby = Lobby(2 * world_size if hosts else world_size)
         self._socket, self.address = listen_tcp(hosts) if hosts else _listen_unix()
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet([self._socket])
         forks.in_child(self, Listener.forget)
@@ -213,7 +228,9 @@ class Listener:
             while True:
                 message = stream.receive()
                 peer.asked = False
-                if message.kind is not wire.Kind.PONG:
+                if message.kind is wire.Kind.PONG:
+                    peer.feel(message.fields)
+                else:
                     self._on_message(peer, message)
         except (OSError, wire.WireError) as error:
             if shortage(error):

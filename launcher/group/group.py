@@ -7,13 +7,11 @@ import contextlib
 import functools
 import os
 import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from launcher.common.elsewhere import ELSEWHERE
 from launcher.common.report import warn_unsplit
 from launcher.errors import LaunchError
 from launcher.group.model import ReadyModel
@@ -23,6 +21,7 @@ from launcher.group.told import spec_of, stats_of
 from launcher.inspection.reference import refer
 from launcher.job.start_arguments import Start, StartArguments, count_ranks
 from ranks.cache.locks import Pin, keeping
+from ranks.common.elsewhere import ELSEWHERE
 from ranks.models.imported import naming
 from ranks.talk import wire
 from sharding.common.text import counted
@@ -35,8 +34,10 @@ if TYPE_CHECKING:
 
     from launcher.group.requests import RanksRun
     from launcher.group.session import RanksHost
+    from launcher.group.starting import StartedJob
     from launcher.group.watch import Job
     from ranks.common.progress import Progress
+    from ranks.state.session import Wish
     from ranks.talk.reports import RunReport, StateReport
     from sharding.common.arrays import Array
     from sharding.demands.options import SliceOptions
@@ -49,15 +50,16 @@ class Group(ReadyModel):
     ``stats`` has one `RankStats` per rank.
     """
 
-    def __init__(self, job: Job, timeout: float, model: Path, progress: Progress | None = None) -> None:
+    def __init__(
+        self, job: StartedJob, timeout: float, model: Path, progress: Progress | None = None
+    ) -> None:
         self.kept: Sequence[Pin] = ()
         self._model, self._job = model, job
         self._lock = threading.Lock()
         self._requests = Requests(job)
         self._host: RanksHost | None = None
         # Whoever collects a group may hold what its end waits for.
-        self._closer = weakref.finalize(self, ELSEWHERE.call, functools.partial(_end, job))
-        self._closer.atexit = False
+        self._closer = ELSEWHERE.when_gone(self, functools.partial(_end, job))
         atexit.register(job.close)
         try:
             job.wait_for(lambda: self._ready(progress), timeout, "The ranks were not ready")
@@ -70,10 +72,10 @@ class Group(ReadyModel):
             raise
 
     def _ready(self, progress: Progress | None) -> bool:
-        done, size = len(self._job.ready), self._job.world_size
+        size = self._job.world_size
         if progress is not None:
-            progress(done, size)
-        return done == size
+            progress(self._job.loaded(), size)
+        return len(self._job.ready) == size
 
     def predict(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs, by name, for one set of inputs, by name. Calls from several threads take turns.
@@ -118,10 +120,15 @@ class Group(ReadyModel):
         if self._closer.alive:
             self._requests.tell(wire.Kind.SESSION, fields)
 
-    def step_session(self, number: int, tensors: dict[str, Array]) -> dict[str, Array]:
+    def step_session(
+        self, number: int, tensors: dict[str, Array], ask: Wish | None = None
+    ) -> dict[str, Array]:
         """One step of a session. For `launcher.group.session`."""
         self._check_open()
-        return self._requests.predict(tensors, {"session": number})
+        if ask is None:
+            return self._requests.predict(tensors, {"session": number})
+        report, more = ask.told()
+        return self._requests.predict({**tensors, **more}, {"session": number, "asked": report})
 
     def run_session(self, number: int, tensors: dict[str, Array], run: RunReport) -> RanksRun:
         """A step of a session, and more that the ranks make by themselves. For `launcher.group.session`."""

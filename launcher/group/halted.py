@@ -3,29 +3,26 @@
 A stopped rank says nothing and does not end. Where others wait for it in a collective, they notice after
 their time-out; where every rank is stopped, or the last one of a request, nobody would ever notice. Ranks of
 this host are looked at, and the processes above those of other hosts tell; all are asked for a sign of life,
-which a thread gives while others compute. Where a rank hangs, its Python stacks are shown and, of one of this
-host by py-spy where that is installed, native ones.
+which a thread gives while others compute, and which says whether these get on. Where a rank hangs, its Python
+stacks are shown and, by py-spy where that is installed on its host, native ones.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import shutil
-import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from launcher.errors import RankFailedError
 from launcher.group.control import Peer
 from ranks.common.processes import is_stopped
+from ranks.common.pulse import STANDS_STILL
 from ranks.common.waiting import NOTICE_SECONDS, in_words, stopped_in_words
-from ranks.talk.stacks import read
+from ranks.talk.stacks import native, read
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-_SPY_SECONDS = 10.0
 _MOST_LINES, _MOST_RANKS = 60, 2
 _GRACE = 1.0  # seconds in which ranks that wait for the stopped one say so themselves
 
@@ -86,6 +83,7 @@ class Watch:
         self._seen = seen or Seen()
         self._began = self._looked = time.monotonic()
         self._seconds: dict[int, float] = {}
+        self._still = _Still()
         self._told: set[int] = set()
 
     def look(self, peers: Iterable[Peer]) -> RankFailedError | None:
@@ -102,6 +100,7 @@ class Watch:
         }
         if now - self._began < NOTICE_SECONDS:
             return None
+        still = self._still.look(peers, passed)
         for peer in peers:
             peer.ping()
         for peer in found:
@@ -121,7 +120,33 @@ class Watch:
                     f"has given no sign of life for {limit:g} s: its process {peer.pid} is stopped there "
                     "(SIGSTOP), or a library keeps all of it waiting (--hang-timeout allows more time).",
                 )
+        for peer, seconds in still:
+            limit = self._hang if peer.ready else self._limit
+            if limit is not None and seconds >= limit + _GRACE:
+                return _hung(peer, STANDS_STILL.format(limit))
         return None
+
+
+class _Still:
+    """For how long ranks have stood still in the midst of their work, while no other rank has got on either:
+    then whoever is awaited is among them."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        self._beats: dict[int, int] = {}
+
+    def look(self, peers: Sequence[Peer], passed: float) -> list[tuple[Peer, float]]:
+        """Those, and how long each has; ``passed``: seconds since the look before. They count where every
+        rank has told something new."""
+        new = [peer for peer in peers if self._beats.get(peer.rank) not in {None, peer.beats}]
+        self._beats = {peer.rank: peer.beats for peer in peers}
+        if any(peer.beat.moves for peer in new):
+            self._seconds = {}
+        elif len(new) == len(peers):
+            self._seconds = {
+                peer.rank: self._seconds.get(peer.rank, 0.0) + passed for peer in peers if peer.beat.still
+            }
+        return [(peer, self._seconds[peer.rank]) for peer in peers if peer.rank in self._seconds]
 
 
 def _hung(peer: Peer, what: str) -> RankFailedError:
@@ -157,7 +182,7 @@ def stacks(peer: Peer) -> str:
     if peer.process is None:
         text = peer.above.stacks()
     else:
-        text = _by_spy(peer.pid) or read(peer.pid, peer.process, peer.stacks)
+        text = native(peer.pid) or read(peer.pid, peer.process, peer.stacks)
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return ""
@@ -173,16 +198,3 @@ def stacks_of_late(peers: Iterable[Peer], told: Collection[int], error: Mapping[
         return ""
     late = sorted((peer for peer in peers if peer.rank not in told), key=lambda peer: peer.rank)
     return "".join(map(stacks, late[:_MOST_RANKS]))
-
-
-def _by_spy(pid: int) -> str:
-    program = shutil.which("py-spy")
-    if program is None:
-        return ""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(
-            [program, "dump", "--native", "--nonblocking", "--pid", str(pid)], capture_output=True, text=True,
-            errors="replace", stdin=subprocess.DEVNULL, timeout=_SPY_SECONDS, check=False,
-        )  # fmt: skip
-        return done.stdout if done.returncode == 0 else ""
-    return ""

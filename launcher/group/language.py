@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.common.elsewhere import ELSEWHERE
 from launcher.errors import ConfigError
 from launcher.generation.decoder import Arrays, Decoder, Ids
 from launcher.generation.folder import read_folder
@@ -22,13 +20,13 @@ from launcher.generation.sample import Event
 from launcher.generation.stateful import Program, program_of
 from launcher.group.group import start as start_group
 from launcher.group.model import ReadyModel
+from ranks.common.elsewhere import ELSEWHERE
 from sharding.demands.options import SliceOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from launcher.job.start_arguments import StartArguments
-    from launcher.job.values import Setting
 
 
 PathLike = str | os.PathLike[str]
@@ -81,7 +79,7 @@ def load_language_model(
         kept = stack.pop_all()
     made = LanguageModel(loaded.decoder, loaded.manner, loaded.tokenizer, loaded.template, loaded.draft, kept)
     # Whoever collects it may hold what the end of its ranks waits for.
-    weakref.finalize(made, ELSEWHERE.call, kept.close).atexit = False
+    ELSEWHERE.when_gone(made, kept.close)
     return made
 
 
@@ -91,27 +89,29 @@ def generate(
     options: GenerateOptions | None = None,
     *,
     inputs: Arrays | None = None,
-    **more: Setting,
+    special: bool = True,
+    **more: object,
 ) -> Generation:
     """Continues a text or token ids: an iterator over events, whose ``text`` and `finish` go on to the end.
 
     ``model``: a path, whose ranks are started for this call and end with it; a model that
     `load_language_model` made; or a group of ranks or another decoder, for token ids alone. ``inputs``:
-    arrays for an encoder. ``more``: options of generating by name, and with a path also what
-    `load_language_model` takes.
+    arrays for an encoder. ``special``: whether the tokenizer adds its special tokens. ``more``: options of
+    generating by name, and with a path also what `load_language_model` takes.
     """
     if isinstance(model, LanguageModel):
-        return model.generate(prompt, options, inputs=inputs, **more)
+        return model.generate(prompt, options, inputs=inputs, special=special, **more)
     if isinstance(model, ReadyModel):
         if isinstance(prompt, str):
             raise ConfigError("the prompt is text, but a group has no tokenizer: give token ids")
         return model.generate(prompt, options, inputs=inputs, **more)
     if not isinstance(model, str | os.PathLike):
-        return LanguageModel(model).generate(prompt, options, inputs=inputs, **more)
+        return LanguageModel(model).generate(prompt, options, inputs=inputs, special=special, **more)
     own = {name: more.pop(name) for name in list(more) if name in GENERATE}
+    load: Callable[..., LanguageModel] = load_language_model  # which checks what it is given
     with contextlib.ExitStack() as stack:
-        loaded = stack.enter_context(load_language_model(model, **more))
-        made = loaded.generate(prompt, options, inputs=inputs, **own)
+        loaded = stack.enter_context(load(model, **more))
+        made = loaded.generate(prompt, options, inputs=inputs, special=special, **own)
         events = _UntilClosed(made, stack.pop_all())
         return Generation(events, made.options, made.prompt, has_text=made.has_text)
 

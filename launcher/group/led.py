@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ranks.collectives.base import Communicator
     from ranks.run.rank_model import RankModel
-    from ranks.state.session import Host
+    from ranks.state.session import Host, Wish
     from ranks.talk.reports import More
     from sharding.common.arrays import Array
     from sharding.demands.options import SliceOptions
@@ -84,13 +84,13 @@ class _LedHost:
         self.known = known
         self._leader, self._place = leader, place
 
-    def step(self, number: int, tensors: dict[str, Array]) -> dict[str, Array]:
+    def step(self, number: int, tensors: dict[str, Array], ask: Wish | None = None) -> dict[str, Array]:
         """As `ranks.state.session.Host.step`. Raises as `LedModel.predict` does."""
         forgotten = self.known.forgotten
         while forgotten:
             self.change("close", forgotten.pop())
         with _told():
-            return self._leader.step(self._place, number, tensors)
+            return self._leader.step(self._place, number, tensors, ask)
 
     def change(self, change: str, number: int, **more: Unpack[More]) -> None:
         """As `ranks.state.session.Host.change`."""

@@ -16,7 +16,8 @@ MOST_OF_ONE = 64
 class Lobby:
     """A new connection always gets in; where there is no place, the oldest of those who have most goes.
 
-    ``size``: the number of ranks. All of them may come at once, and from one host, and none must go for it.
+    ``size``: the number of connections that are to come. All of them may come at once, and from one host, and
+    none must go for it.
     """
 
     def __init__(self, size: int = 1) -> None:

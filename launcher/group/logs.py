@@ -1,5 +1,4 @@
-"""How lines of ranks are shown, and the folder of a job's logs: a file for each rank, what the job is, and
-its plan."""
+"""The folder of a job's logs: a file for each rank, what the job is, and its plan."""
 
 from __future__ import annotations
 
@@ -9,70 +8,23 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from launcher.common.lines import Shown
 from launcher.common.logs import without_secrets, words_without_secrets
 
 if TYPE_CHECKING:
+    from launcher.common.lines import StreamName
     from launcher.common.logs import Logs
     from launcher.group.watch import Job
     from launcher.job.rank_table import RankTable
-    from launcher.starters.base import StreamName
 
 ROTATED_BYTES = 64 << 20
 """A rank's file is renamed when it has so many bytes; with the one before it is all that is kept."""
-
-
-class Shown:
-    """How lines are shown. ``size``: how many ranks there are; a single one's lines have no mark."""
-
-    def __init__(
-        self,
-        size: int = 1,
-        host: Callable[[int], str] | None = None,
-        tee: Collection[int] | None = None,
-        *,
-        as_json: bool = False,
-    ) -> None:
-        """``tee``: the ranks whose lines are shown; None for all."""
-        self._size, self._host, self._tee, self._json = size, host or (lambda rank: ""), tee, as_json
-        self._width = 0
-
-    def shows(self, rank: int) -> bool:
-        """Whether lines of a rank are shown."""
-        return self._tee is None or rank in self._tee
-
-    @property
-    def bare(self) -> bool:
-        """Whether standard output is shown as it comes, a single rank's."""
-        return self._size == 1 and not self._json
-
-    def line(self, rank: int, name: StreamName, text: str) -> str:
-        """A line as it is shown, with its end."""
-        if self._json:
-            return json.dumps(record(rank, self._host(rank), name, text)) + "\n"
-        if self.bare and name == "stdout":
-            return text
-        if self._size > 1:
-            mark = f"[{rank}@{self._host(rank)}]"
-            self._width = max(self._width, len(mark))
-            text = f"{mark:<{self._width}} {text}"
-        return text if text.endswith("\n") else text + "\n"
-
-
-def record(rank: int | None, host: str, name: StreamName, text: str) -> dict[str, object]:
-    """A line as JSON."""
-    return {
-        "time": round(time.time(), 3),
-        "rank": rank,
-        "host": host,
-        "stream": name,
-        "line": text.rstrip("\r\n"),
-    }
 
 
 @dataclass

@@ -14,7 +14,6 @@ from ranks.common.tensors import TensorSpec, order_feeds, unlike
 if TYPE_CHECKING:
     from launcher.generation.generate import Generation
     from launcher.generation.options import GenerateOptions
-    from launcher.job.values import Setting
     from ranks.state.session import Host, Session
     from sharding.common.arrays import Array
 
@@ -54,7 +53,12 @@ class ReadyModel(ABC):
         return Session(self.session_host)
 
     def generate(
-        self, prompt: Sequence[int] | Array | None, options: GenerateOptions | None = None, **more: Setting
+        self,
+        prompt: Sequence[int] | Array | None,
+        options: GenerateOptions | None = None,
+        *,
+        inputs: Mapping[str, Array] | None = None,
+        **more: object,
     ) -> Generation:
         """Continues token ids with a decoder; arguments and result are those of `launcher.generate`. Texts
         need a tokenizer: see `launcher.load_language_model`.
@@ -64,7 +68,7 @@ class ReadyModel(ABC):
         from launcher.generation.model import of_ranks
 
         self._check_open()
-        return of_ranks(self).generate(prompt, options, **more)
+        return of_ranks(self).generate(prompt, options, inputs=inputs, special=True, **more)
 
     def _tensors(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """What a request sends. Raises `ShardrunError` for inputs that do not fit the model."""

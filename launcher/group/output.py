@@ -12,8 +12,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from launcher.group.logs import Shown
-from launcher.starters.base import Ended, Handle, Pipe, StreamName
+from launcher.common.lines import Shown, StreamName
+from launcher.starters.base import Ended, Handle, Pipe
 from launcher.starters.noise import Noise
 
 if TYPE_CHECKING:

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, cast
 
 from launcher.common.interrupts import held_back
 from launcher.errors import LaunchError, RankFailedError, ShardrunError
+from launcher.starters import cause
+from ranks.collectives.base import ALIKE_SECONDS
 from ranks.talk import wire
 
 if TYPE_CHECKING:
     from launcher.group.watch import Job
     from ranks.talk.reports import StatsReport
     from sharding.common.arrays import Array
-
-
-_FAILED_SECONDS = 2.0  # a group whose ranks do not all fail alike within this time is out of step
 
 
 class PredictError(ShardrunError):
@@ -100,7 +99,7 @@ class Requests:
             except KeyboardInterrupt:
                 answers.dropped = answers.request == number  # else nothing was sent yet
                 raise
-        if answers.result is not None:
+        if answers.result is not None and answers.good:
             return answers.result
         raise self._failed()
 
@@ -158,7 +157,7 @@ class Requests:
         job.wait_for(lambda: answers.came, None, "")
         error: ShardrunError | None = None
         made = answers.made
-        if answers.result is None:
+        if answers.result is None or not answers.good:
             error = self._failed()
         else:
             self._count(answers.result)
@@ -180,7 +179,7 @@ class Requests:
         if not answers.dropped:
             return
         job.wait_for(lambda: answers.came, None, "")
-        if answers.result is None and not isinstance(error := self._failed(), PredictError):
+        if not answers.good and not isinstance(error := self._failed(), PredictError):
             raise error
         answers.dropped = False
 
@@ -190,7 +189,7 @@ class Requests:
         job, answers = self._job, self._answers
         with job.changed:
             job.changed.wait_for(
-                lambda: job.failure is not None or len(answers.failed) == job.world_size, _FAILED_SECONDS
+                lambda: job.failure is not None or len(answers.failed) == job.world_size, ALIKE_SECONDS
             )
             rank, fields = next(iter(answers.failed.items()))
             text = str(fields.get("message"))
@@ -198,12 +197,7 @@ class Requests:
                 return PredictError(text)
             others = job.failure is None
         if others:
-            where = f"rank {rank} on host {job.host(rank)}"
-            job.abort(
-                RankFailedError(
-                    f"{where}: {text}\nOther ranks did not fail alike.", rank=rank, host=job.host(rank)
-                )
-            )
+            job.abort(cause.error_of(cause.Trouble(rank, job.host(rank), cause.unlike(fields)), ()))
         assert job.failure is not None
         return job.failure
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ranks.state.session import Known
+from ranks.state.session import Known, Wish
 from sharding.slices.state import StatePair
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ class RanksHost:
         pairs = [StatePair(**pair) for pair in fields["pairs"]]
         self.known = Known(group.inputs, group.optional_inputs, pairs, fields["filled"])
 
-    def step(self, number: int, tensors: dict[str, Array]) -> dict[str, Array]:
+    def step(self, number: int, tensors: dict[str, Array], ask: Wish | None = None) -> dict[str, Array]:
         """As `ranks.state.session.Host.step`. Raises as `Group.predict` does."""
         self._free_forgotten()
-        return self._group.step_session(number, tensors)
+        return self._group.step_session(number, tensors, ask)
 
     def run(self, number: int, tensors: dict[str, Array], run: RunReport) -> RanksRun:
         """As `launcher.generation.runs.TokenRunHost.run`."""

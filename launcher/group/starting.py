@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from launcher.errors import ConfigError
 from launcher.group.watch import Job
@@ -16,15 +18,26 @@ from launcher.job.rank_table import make_rank_table
 from launcher.job.start_arguments import Start, StartArguments, check_count, rank_environment
 from launcher.starters import base
 from ranks.common import settings
+from ranks.identity.told import NOTHING, Told
+from ranks.talk.frame import Kind
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from launcher.common.logs import Logs
+    from launcher.group.control import Peer
+    from launcher.job.rank_table import RankTable
+    from ranks.common.progress import Progress
+    from ranks.talk.wire import Message
+
 log = logging.getLogger(__name__)
 
 
-def prepared(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
-    """What starts ``size`` ranks of a program, when all that can be wrong before is known to be right."""
+def prepared(
+    how: Start, size: int, progress: Progress | None = None
+) -> Callable[[Sequence[str]], StartedJob]:
+    """What starts ``size`` ranks of a program, when all that can be wrong before is known to be right.
+    ``progress``: is told how far those that load models have come."""
     how = _on_hosts(how, size)
     launcher = base.choose(how.launcher, how.table, how.collectives, how.placement)
     launcher.cores = how.threads or 1
@@ -32,15 +45,20 @@ def prepared(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
     rank_environment(how)
     how.logs.check(size)
 
-    def begin(program: Sequence[str]) -> Job:
+    def begin(program: Sequence[str]) -> StartedJob:
         try:
             placed = replace(how, rank_table=launcher.place(size, how.table))
             environment = rank_environment(placed)
-            return Job(
+            told = _told(placed.table, _staged(placed, launcher, program, environment))
+            if told:
+                environment[settings.TOLD.name] = "1"
+            return StartedJob(
+                told,
                 launcher,
                 program,
+                progress,
                 world_size=size,
-                environment=environment | _staged(placed, launcher, program, environment),
+                environment=environment,
                 table=placed.table,
                 patience=how.seconds,
                 hang=how.hang_seconds,
@@ -53,21 +71,82 @@ def prepared(how: Start, size: int) -> Callable[[Sequence[str]], Job]:
     return begin
 
 
+class StartedJob(Job):
+    """A job that tells each rank, as soon as it has said hello, what is ``told`` of its place, and hears how
+    far each has loaded its model, which ``progress`` is told."""
+
+    def __init__(
+        self,
+        told: Sequence[Told],
+        launcher: base.Launcher,
+        program: Sequence[str],
+        progress: Progress | None = None,
+        **how: Unpack[JobArguments],
+    ) -> None:
+        self._told, self._progress = told, progress
+        self._loaded: dict[int, float] = {}
+        self._showing = threading.Lock()
+        super().__init__(launcher, program, **how)
+
+    def loaded(self) -> float:
+        """How many ranks are ready, with what the others have loaded as parts of one. With the lock held."""
+        return len(self.ready) + sum(part for rank, part in self._loaded.items() if rank not in self.ready)
+
+    def _message(self, peer: Peer, message: Message) -> None:
+        if message.kind is not Kind.LOADING:
+            super()._message(peer, message)
+            return
+        done, total = message.fields.get("done"), message.fields.get("total")
+        if not (isinstance(done, int) and isinstance(total, int) and 0 <= done <= total and total):
+            return
+        with self.changed:
+            self._loaded[peer.rank] = done / total
+            self.changed.notify_all()
+            whole = sum(self._loaded.values()), len(self._loaded)
+        if self._progress is not None:
+            with self._showing:
+                self._progress(*whole)
+
+    def _hello(self, peer: Peer) -> None:
+        if self._told:
+            with contextlib.suppress(OSError):  # it is gone, which is noticed elsewhere
+                peer.send(Kind.TOLD, asdict(self._told[peer.rank]))
+        super()._hello(peer)
+
+
+class JobArguments(TypedDict):
+    """What a `Job` takes by name."""
+
+    world_size: int
+    environment: Mapping[str, str]
+    table: RankTable | None
+    patience: float | None
+    hang: float | None
+    logs: Logs | None
+
+
+def _told(table: RankTable | None, copies: Mapping[int, str]) -> list[Told]:
+    """What each rank is told of its place; nothing where there is nothing to tell."""
+    if table is None:
+        return []
+    found = [Told(device.cores, device.interface, copies.get(device.rank, "")) for device in table.devices]
+    return found if any(told != NOTHING for told in found) else []
+
+
 def _staged(
     how: Start, launcher: base.Launcher, program: Sequence[str], environment: Mapping[str, str]
-) -> dict[str, str]:
-    """What ranks are told of the copies of their files, which are made now."""
+) -> dict[int, str]:
+    """The keys of the copies that ranks load, which are made now."""
     if not how.placement.stage or how.table is None or program[0] != "serve":
         return {}
     from launcher.starters.staging.copies import needed
     from launcher.starters.staging.sender import send
-    from ranks.cache import staged
 
     copies = needed(Path(program[1]), how.table)
     if not copies:
         return {}
     send(launcher, copies, environment, how.seconds, how.hang_seconds)
-    return {settings.STAGED.name: staged.said((copy.key, copy.ranks) for copy in copies)}
+    return {rank: copy.key for copy in copies for rank in copy.ranks}
 
 
 def _on_hosts(how: Start, size: int) -> Start:
@@ -108,7 +187,7 @@ def run_program(program: Sequence[str], **how: Unpack[StartArguments]) -> None:
     asked = Start.asked("run_program", StartArguments, None, how)
     size = asked.ranks if asked.ranks is not None else asked.size() or 1
     check_count(size, asked.table)
-    job = prepared(asked, size)(program)
+    job = prepared(asked, size, asked.progress)(program)
     try:
         job.wait()
     finally:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ranks.common.ranges import in_ranges
 from ranks.common.tensors import TensorSpec
 from ranks.talk import wire
+from sharding.common.ranges import in_ranges
 
 if TYPE_CHECKING:
     from launcher.group.watch import Job

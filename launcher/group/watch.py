@@ -143,8 +143,8 @@ class Job:
             elif message.kind is wire.Kind.READY:
                 self.ready[peer.rank] = cast("Ready", message.fields)
                 peer.ready = True
-            else:
-                self.answers.take(peer.rank, message)
+            elif (unlike := self.answers.take(peer.rank, message)) is not None:
+                self._trouble(unlike[0]).error = cause.unlike(unlike[1])
             self.changed.notify_all()
 
     def _lost(self, peer: Peer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.inspection.inspection import tensors_json, weights_json
 from sharding.graph.sizes import tensor_bytes
@@ -101,28 +101,27 @@ def weights_of(model: onnx.ModelProto) -> tuple[tuple[str, str, tuple[int, ...],
 
 def tensor_of(value: onnx.ValueInfoProto) -> Tensor:
     """An input's or output's name, element type (or what it is, if no tensor) and shape."""
-    import onnx
 
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         return value.name, (kind or "unknown").removesuffix("_type"), ()
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
-        return value.name, _dtype(tensor.elem_type, onnx), None
+        return value.name, _dtype(tensor.elem_type), None
     shape = tuple(
         axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None for axis in tensor.shape.dim
     )
-    return value.name, _dtype(tensor.elem_type, onnx), shape
+    return value.name, _dtype(tensor.elem_type), shape
 
 
 def _weight(tensor: onnx.TensorProto) -> tuple[str, str, tuple[int, ...], int]:
-    import onnx
-
-    dtype, shape = _dtype(tensor.data_type, onnx), tuple(tensor.dims)
+    dtype, shape = _dtype(tensor.data_type), tuple(tensor.dims)
     return tensor.name, dtype, shape, tensor_bytes(dtype, shape, {})
 
 
-def _dtype(number: int, onnx: Any) -> str:
+def _dtype(number: int) -> str:
+    import onnx
+
     try:
         name: str = onnx.TensorProto.DataType.Name(number)
     except ValueError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from sharding.common.nearby import hint, shown
@@ -14,6 +14,8 @@ from sharding.onnx_files.walk import nodes_in_turn
 from sharding.slices.domains import MICROSOFT, OWN_DOMAIN
 
 if TYPE_CHECKING:
+    import onnx
+
     from sharding.common.encryption import Key
     from sharding.slices.manifest import Manifest, TensorEntry, WeightEntry
 
@@ -130,7 +132,7 @@ def folder_of(pattern: Path) -> Path | None:
     return None
 
 
-def read_rank_model(path: Path, key: Key | None = None) -> Any:
+def read_rank_model(path: Path, key: Key | None = None) -> onnx.ModelProto:
     """A rank model without its large weights. Raises `ModelError`."""
     from sharding.importers.message import parse_without_weights
     from sharding.onnx_files.protobuf import MalformedError
@@ -154,7 +156,7 @@ def read_rank_model(path: Path, key: Key | None = None) -> Any:
     return model
 
 
-def _weight(item: Any) -> WeightEntry:
+def _weight(item: onnx.TensorProto) -> WeightEntry:
     """Type, shape and bytes of an initializer; how it is placed is not known."""
     from ranks.common.tensors import element_dtype
     from sharding.slices.manifest import WeightEntry
@@ -167,7 +169,7 @@ def _weight(item: Any) -> WeightEntry:
     return WeightEntry("", "string" if text else dtype.name, shape, size)
 
 
-def _tensor(item: Any) -> TensorEntry:
+def _tensor(item: onnx.ValueInfoProto) -> TensorEntry:
     from ranks.common.tensors import element_dtype
     from sharding.slices.manifest import TensorEntry
 

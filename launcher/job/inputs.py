@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import IO, BinaryIO, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from ranks.common.tensors import as_text, is_extended, is_text
 from sharding.common.arrays import Array, DType
 from sharding.common.placeholders import placeholder
 from sharding.common.text import did_you_mean
+
+Read = TypeVar("Read")
 
 
 class Spec(Protocol):
@@ -60,7 +62,11 @@ def make_inputs(
     by_name = {spec.name: spec for spec in (*specs, *optional)}
     arrays: dict[str, Array] = {}
     for spec, path, member in _placed(specs, optional, sources, known):
-        array = _read_raw(spec, path, known) if _is_raw(path) else _read_numpy(spec, path, member, asked)
+        array = (
+            _read_raw(spec, path, known)
+            if _is_raw(path)
+            else _read_numpy(spec, path, member, asked, _read_array)
+        )
         arrays[spec.name] = array
         _learn(spec, array.shape, known)
     random = np.random.default_rng(seed) if seed is not None else None
@@ -84,7 +90,7 @@ def check_inputs(
         if _is_raw(path):
             shape = _raw_layout(spec, path, known)[0]
         else:
-            shape = _read_numpy(spec, path, member, known, header=True)
+            shape = list(_read_numpy(spec, path, member, known, _read_header))
         _learn(spec, shape, known)
         given.add(spec.name)
     for spec in specs:
@@ -200,13 +206,16 @@ def _members(path: Path) -> list[str]:
 
 
 def _read_numpy(
-    spec: Spec, path: Path, member: str | None, known: Mapping[str, int], *, header: bool = False
-) -> Any:
-    """The array, or with ``header`` its shape alone."""
+    spec: Spec,
+    path: Path,
+    member: str | None,
+    known: Mapping[str, int],
+    read: Callable[[Spec, IO[bytes], int, str, Mapping[str, int]], Read],
+) -> Read:
+    """What `_read_array` or `_read_header` reads of an array."""
     from ranks.evaluation.compressed import check_member
     from ranks.evaluation.errors import EvaluationError
 
-    read = _read_header if header else _read_array
     what = f"{path}: input {spec.name!r}"
     _refuse_others(path, what)
     try:
@@ -234,7 +243,9 @@ def _read_numpy(
         raise ConfigError(f"{what}: cannot read the array: {reason}") from None
 
 
-def _read_header(spec: Spec, file: Any, size: int, what: str, known: Mapping[str, int]) -> tuple[int, ...]:
+def _read_header(
+    spec: Spec, file: IO[bytes], size: int, what: str, known: Mapping[str, int]
+) -> tuple[int, ...]:
     """The shape of the array in a file, if it fits the input. ``size``: bytes that there are."""
     from ranks.evaluation.compressed import check_length, check_memory
     from ranks.evaluation.npy import read_header
@@ -258,7 +269,7 @@ def _read_header(spec: Spec, file: Any, size: int, what: str, known: Mapping[str
     return tuple(shape)
 
 
-def _read_array(spec: Spec, file: Any, size: int, what: str, known: Mapping[str, int]) -> Array:
+def _read_array(spec: Spec, file: IO[bytes], size: int, what: str, known: Mapping[str, int]) -> Array:
     """Checks the header first, so that a wrong array is not read at all. ``size``: bytes that there are."""
     from ranks.evaluation.npy import MAX_HEADER
 

@@ -12,6 +12,7 @@ from launcher.common.files import check_target
 from launcher.errors import ConfigError
 from launcher.inspection.reference import ModelReference, refer
 from launcher.job import precision
+from launcher.job.option_table import changed
 from launcher.job.options import OF_STARTING, OPTIONS, Options
 from launcher.job.slicing import Slicing
 
@@ -65,8 +66,7 @@ class Job(Options):
 
     def of_starting(self) -> str:
         """The first flag given that only whatever starts the ranks can follow; "" without one."""
-        # How long a rank may be stopped is for the process beside each, whoever starts them.
-        names = (name for name in OF_STARTING if name not in {"launcher", "hang_timeout"})
+        names = (name for name in OF_STARTING if name != "launcher")
         found = next((name for name in names if getattr(self, name) != getattr(Job(), name)), "")
         return OPTIONS[found].flag if found else ""
 
@@ -94,7 +94,7 @@ def gather(flags: Mapping[str, object], config: Path | None) -> Job:
     if config is not None:
         from launcher.job.job_file import read_job_file
 
-        job = replace(job, **read_job_file(config))
+        job = changed(job, read_job_file(config))
     job = job.with_flags(flags)
     if job.dec_key_file is not None or job.dec_mode is not None:
         from launcher.job.decryption import read_key

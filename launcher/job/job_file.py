@@ -9,14 +9,13 @@ from launcher.common.documents import quote, read_document
 from launcher.errors import ConfigError
 from launcher.job.option_table import Option
 from launcher.job.options import OPTIONS
-from launcher.job.values import Setting
 from sharding.common.text import closest
 
 SECTIONS = ("generate", "submit")
 """Keys that hold options of a command: each reads its own."""
 
 
-def read_job_file(path: Path) -> dict[str, Setting]:
+def read_job_file(path: Path) -> dict[str, object]:
     """The options in a job file, as `launcher.job.options.Options` names and types them; null is as good as
     absent. Raises `ConfigError`."""
     data = _read_mapping(path)
@@ -26,7 +25,7 @@ def read_job_file(path: Path) -> dict[str, Setting]:
     return read_options(own, OPTIONS, path)
 
 
-def read_section(path: Path, key: str, options: Mapping[str, Option]) -> dict[str, Setting]:
+def read_section(path: Path, key: str, options: Mapping[str, Option]) -> dict[str, object]:
     """The options that one of `SECTIONS` of a job file holds, or none. Raises `ConfigError`."""
     return read_options(_section(_read_mapping(path), key, path), options, path, f".{key}")
 
@@ -49,7 +48,7 @@ def _read_mapping(path: Path) -> dict[str, object]:
 
 def read_options(
     data: Mapping[str, object], options: Mapping[str, Option], path: Path, section: str = ""
-) -> dict[str, Setting]:
+) -> dict[str, object]:
     """The options in a mapping of a document, by name; ``section``: where in it, such as ``.generate``.
     Raises `ConfigError`."""
     known = [*options, *([] if section else SECTIONS)]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from launcher.job.values import Kind
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from launcher.job.values import Setting
+    Held = TypeVar("Held", bound=DataclassInstance)
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
 class Option:
     """What is said of an option besides its default."""
 
-    kind: Kind
+    kind: Kind[object]
     group: str = ""
     help: str = ""
     metavar: str | None = None
@@ -30,11 +32,27 @@ class Option:
     name: str = ""
 
 
-def described(kind: Kind, *texts: str, default: Setting = None, **more: Setting) -> Setting:
-    """A field of a class of options; ``texts`` and ``more`` are those of its `Option`."""
-    metadata = {"option": Option(kind, *texts, **more)}
-    if isinstance(default, type):
-        return field(default_factory=default, metadata=metadata)
+@overload
+def described(kind: Kind[Value], *texts: str, file: str = "", slices: str = "") -> Value | None: ...
+@overload
+def described(kind: Kind[Value], *texts: str, default: Value, file: str = "", slices: str = "") -> Value: ...
+@overload
+def described(
+    kind: Kind[Value], *texts: str, make: Callable[[], Value], file: str = "", slices: str = ""
+) -> Value: ...
+def described(
+    kind: Kind[Value],
+    *texts: str,
+    default: Value | None = None,
+    make: Callable[[], Value] | None = None,
+    file: str = "",
+    slices: str = "",
+) -> Value | None:
+    """A field of a class of options; the rest is that of its `Option`. Its default is ``default``, or what
+    ``make`` makes."""
+    metadata = {"option": replace(Option(kind, *texts), file=file, slices=slices)}
+    if make is not None:
+        return field(default_factory=make, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -46,3 +64,10 @@ def table(options: type[DataclassInstance]) -> dict[str, Option]:
         flag = option.flag or f"--{item.name.replace('_', '-')}"
         found[item.name] = replace(option, name=item.name, flag=flag)
     return found
+
+
+def changed(held: Held, values: Mapping[str, object]) -> Held:
+    """The same with other values of some fields, each of the type that its field has: a `Kind` has read it,
+    or the class checks what it is given."""
+    anew: Callable[..., Held] = replace
+    return anew(held, **values)

@@ -5,14 +5,14 @@ with their checks, the fields of `launcher.job.job.Job`, and the options of slic
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from launcher.common.logs import Logs, parse_ranks
 from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError
-from launcher.job.option_table import Option, described, table
+from launcher.job.option_table import Option, changed, described, table
 from launcher.job.places.host_list import Host, parse_hosts
 from launcher.job.places.link import parse_link
 from launcher.job.places.placement import (
@@ -50,28 +50,25 @@ from sharding.demands.options import STRATEGIES, SUMS
 from sharding.slices.mesh import Mesh
 from sharding.slices.topology import Link
 
-if TYPE_CHECKING:
-    from launcher.job.values import Setting
-
 RANKS, TYPES, SLICING = "ranks", "target and types", "slicing"
 ENCRYPTED, DATA = "encrypted models", "data"
 """Titles of groups in ``--help``; a command takes whole groups."""
 _Some = TypeVar("_Some", bound="Options")
 
 
-class _Variables(Pairs):
+class _Variables(Pairs[str, str]):
     """Variables of the environment by name."""
 
-    def read(self, value: object, where: str, folder: Path) -> dict[str, Setting]:
-        found = {name: str(text) for name, text in super().read(value, where, folder).items()}
+    def read(self, value: object, where: str, folder: Path) -> dict[str, str]:
+        found = super().read(value, where, folder)
         check_variables(found, f"{where}.")
         return found
 
 
-class _Link(Written):
+class _Link(Written[Link]):
     """A link, or the file that says it."""
 
-    def read(self, value: object, where: str, folder: Path) -> Setting:
+    def read(self, value: object, where: str, folder: Path) -> Link:
         named = isinstance(value, str) and "," not in value
         return super().read(str(folder / str(value)) if named else value, where, folder)
 
@@ -117,7 +114,7 @@ class Options:
     env: Mapping[str, str] = described(
         _Variables(parse_variables, Text("text"), "a mapping of names of variables to texts"), RANKS,
         "a variable for all ranks, with the value that it has here or this one; repeatable",
-        "NAME[=VALUE]", default=dict,
+        "NAME[=VALUE]", make=dict,
     )  # fmt: skip
     mpi_args: tuple[str, ...] = described(
         Words(parse_words, "words of a command line"),
@@ -247,13 +244,13 @@ class Options:
         SLICING,
         "an input that is fed in each step what this output gave in the one before, besides those that are "
         "found; repeatable",
-        "INPUT=OUTPUT", default=dict, slices="state",
+        "INPUT=OUTPUT", make=dict, slices="state",
     )  # fmt: skip
     inputs: tuple[str, ...] = described(
         Files("a list of FILE.npz or NAME=FILE, or a mapping of input names to files"), DATA,
         "arrays by name in an .npz, or one input from .npy or raw little-endian data; repeatable "
         "(default: ones)",
-        "FILE.npz|NAME=FILE", "--input", default=tuple,
+        "FILE.npz|NAME=FILE", "--input", default=(),
     )  # fmt: skip
     dims: Mapping[str, int] = described(
         Pairs(
@@ -263,7 +260,7 @@ class Options:
         ),
         DATA,
         "length of a symbolic dimension, for which is planned and inputs are made (default: 1); repeatable",
-        "NAME=SIZE", "--dim", default=dict, slices="dims",
+        "NAME=SIZE", "--dim", make=dict, slices="dims",
     )  # fmt: skip
     seed: int | None = described(
         Whole(0, 2**63 - 1, "a whole number from 0 up"), DATA, "random inputs instead of ones", "S"
@@ -301,7 +298,7 @@ class Options:
         TYPES,
         "float16 or float32 for a node, or for all of a type of operators, such as MatMul=float16; "
         "repeatable",
-        "NAME=TYPE", default=dict,
+        "NAME=TYPE", make=dict,
     )  # fmt: skip
     dec_key_file: Path | None = described(
         File("the path of a file with a key"), ENCRYPTED, "the key of an encrypted model: the file's bytes",
@@ -312,14 +309,14 @@ class Options:
     def with_flags(self: _Some, flags: Mapping[str, object]) -> _Some:
         """The same with the flags that were given, which win."""
         given = {name: value for name, value in flags.items() if name in OPTIONS and value is not None}
-        changes: dict[str, Setting] = {}
+        changes: dict[str, object] = {}
         for first, second, _ in EXCLUSIVE:
             for name, other in ((first, second), (second, first)):
                 if name in given:
                     changes[other] = None
         for name, value in given.items():
             changes[name] = OPTIONS[name].kind.merged(getattr(self, name), value)
-        return replace(self, **changes)
+        return changed(self, changes)
 
     @property
     def placement(self) -> Placement:
@@ -367,7 +364,7 @@ OPTIONS = table(Options)
 """Option by name, which is also its key in job files."""
 
 OF_STARTING = (
-    *("launcher", "env", "hang_timeout"),
+    *("launcher", "env"),
     *(item.name for options in (Placement, Logs) for item in fields(options)),
 )
 """Options that only what starts the ranks can follow."""

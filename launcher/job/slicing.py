@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
+from launcher.job.option_table import changed
 from launcher.job.options import OPTIONS, SLICING, Options, grouped
-from launcher.job.values import Setting, Switch
+from launcher.job.values import Switch
 from sharding.common.text import counted
 from sharding.demands.options import SliceOptions
 from sharding.slices.topology import Link, Topology
@@ -92,7 +93,7 @@ class Slicing:
     def options(self) -> SliceOptions:
         """The same for `sharding.slice_model`. Raises `ConfigError` for a link of no hosts."""
         defaults = {item.name: item.default for item in fields(SliceOptions)}
-        asked: dict[str, Setting] = {}
+        asked: dict[str, object] = {}
         for option in OPTIONS.values():
             value = getattr(self.said, option.name)
             if option.slices and value:
@@ -101,7 +102,7 @@ class Slicing:
                 )
         if self.said.link is not None:
             asked |= {"strategy": "auto", "topology": self._topology(self.said.link)}
-        return SliceOptions(**asked)
+        return changed(SliceOptions(), asked)
 
 
 def slicing_of(flags: Mapping[str, object]) -> Slicing:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypedDict
 from launcher.common.logs import Logs
 from launcher.errors import ConfigError, RankTableError
 from launcher.inspection.model_kinds import check_whole
+from launcher.job.option_table import changed
 from launcher.job.places.hosts import remote_hosts
 from launcher.job.places.placement import Placement, Places
 from launcher.job.ports import check_port, free_port
@@ -19,14 +20,12 @@ from ranks.common import settings
 from ranks.common.settings import COLLECTIVES, SECONDS
 from ranks.common.sources import MASTER_ADDR, MASTER_PORT, RANK, TORCHELASTIC_RUN_ID
 from ranks.common.targets import TARGETS, unknown
-from ranks.identity import binding
 from sharding.common.bounds import LONGEST_TIMEOUT, MAX_RANKS, MAX_THREADS
 from sharding.common.text import counted, did_you_mean
 
 if TYPE_CHECKING:
     from launcher.inspection.reference import ModelReference
     from launcher.job.rank_table import RankTable
-    from launcher.job.values import Setting
     from ranks.common.progress import Progress
     from ranks.precision.request import Asked
     from sharding.demands.options import SliceOptions
@@ -69,7 +68,7 @@ class StartArguments(RankArguments, total=False):
     logs: Logs
     """Where the lines go that they print."""
     progress: Progress | None
-    """Called with how many ranks are ready, and of how many."""
+    """Called with how many ranks are ready, what the others have loaded as parts of one, and of how many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +93,7 @@ class Start:
 
     @classmethod
     def asked(
-        cls, function: str, takes: type[object], options: SliceOptions | None, named: Mapping[str, Setting]
+        cls, function: str, takes: type[object], options: SliceOptions | None, named: Mapping[str, object]
     ) -> Start:
         """What a call of ``function`` asks for, whose arguments by name are those that ``takes`` has; None
         stands for the default. Raises `TypeError` for others."""
@@ -103,7 +102,8 @@ class Start:
             if name not in known:
                 hint = did_you_mean(name, known)
                 raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
-        return cls(options=options, **{name: value for name, value in named.items() if value is not None})
+        given = {name: value for name, value in named.items() if value is not None}
+        return changed(cls(options=options), given)
 
     def check_target(self) -> None:
         """Raises `ConfigError` for a target that does not exist, and for collectives of another one."""
@@ -199,9 +199,6 @@ def rank_environment(how: Start) -> dict[str, str]:
     variables |= {item.name: text for item in settings.FOR_RANKS if (text := item.text())} | ours
     if how.placement.bind is not None:
         variables[settings.BIND.name] = how.placement.bind
-    if how.table is not None:
-        places = binding.said([(device.cores, device.interface) for device in how.table.devices])
-        variables |= {settings.PLACES.name: places} if places else {}
     variables |= how.environment or {}
     settings.check({**os.environ, **variables})
     return variables

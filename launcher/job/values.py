@@ -5,26 +5,26 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Generic, TypeVar, cast
 
 from launcher.errors import ConfigError
 from ranks.common.settings import SECONDS, parse_seconds
 from sharding.common.bounds import LONGEST_TIMEOUT, MAX_LENGTH
+from sharding.common.text import parse_size
 from sharding.errors import SliceError
 from sharding.slices.mesh import Mesh, parse_mesh
 
-Setting: TypeAlias = Any
-"""The value of an option: of the type that its field has, which its kind reads."""
 MAX_TEXT = 4096
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_SIZE = re.compile(r"([0-9]{1,18})(\.[0-9]{1,9})? ?([A-Za-z]{0,3})", re.ASCII)
+Value_co = TypeVar("Value_co", covariant=True)
+"""The type of an option's values, which is that of its field."""
+Word_co = TypeVar("Word_co", bound=str, covariant=True)
+Name = TypeVar("Name")
+Item = TypeVar("Item")
 
 
-class Kind:
+class Kind(Generic[Value_co]):
     """One kind of value; ``expected`` says in words what a job file may hold.
 
     ``choices``: the only texts that the flag takes; ``repeated``: the flag may be given several times.
@@ -40,12 +40,15 @@ class Kind:
     def expected(self) -> str:
         return self._expected
 
-    def parse(self, text: str) -> Setting:
+    def parse(self, text: str) -> Value_co:
         """The value that a flag's text stands for. Raises `ConfigError`."""
         raise NotImplementedError
 
-    def read(self, value: object, where: str, folder: Path) -> Setting:
+    def read(self, value: object, where: str, folder: Path) -> Value_co:
         """The value that a job file in ``folder`` gives at ``where``. Raises `ConfigError`."""
+        return cast("Value_co", self._fitting(value, where))
+
+    def _fitting(self, value: object, where: str) -> object:
         if not self.fits(value):
             raise _unfit(where, self.expected, value)
         return value
@@ -54,19 +57,20 @@ class Kind:
         """Whether a value of a job file is of this kind: strictly, "2" is no number and 1 no truth value."""
         return is_text(value)
 
-    def merged(self, before: Setting, given: Setting) -> Setting:
-        """The option's value where a job file says ``before``, and flags what is ``given``."""
-        return given
+    def merged(self, before: object, given: object) -> Value_co:
+        """The option's value where a job file says ``before``, and flags what is ``given``: what `parse` made
+        of one, and the texts of all where it may be repeated."""
+        return cast("Value_co", given)
 
-    def arguments(self, flag: str, value: Any) -> list[str]:
+    def arguments(self, flag: str, value: object) -> list[str]:
         """What a command line says to give this value, in whatever folder."""
         return [part for text in self._texts(value) for part in (flag, text)]
 
-    def _texts(self, value: Any) -> list[str]:
+    def _texts(self, value: object) -> Iterable[str]:
         return [str(value)]
 
 
-class Whole(Kind):
+class Whole(Kind[int]):
     """A whole number from ``low`` to ``high``."""
 
     def __init__(self, low: int, high: int, expected: str = "") -> None:
@@ -82,7 +86,7 @@ class Whole(Kind):
         return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
 
 
-class Seconds(Kind):
+class Seconds(Kind[float]):
     """A number of seconds above zero."""
 
     def __init__(self) -> None:
@@ -103,7 +107,7 @@ class Seconds(Kind):
         return float(super().read(value, where, folder))
 
 
-class Number(Kind):
+class Number(Kind[float]):
     """A number from ``low`` to ``high``; without ``low`` itself where it is ``above`` it."""
 
     def __init__(self, low: float, high: float, *, above: bool = False) -> None:
@@ -121,31 +125,32 @@ class Number(Kind):
             raise ConfigError(f"expected {self.expected}, found {text[:40]!r}")
         return value
 
-    def fits(self, value: Any) -> bool:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and self.low <= value <= self.high and not (self._above and value == self.low)
+    def fits(self, value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return self.low <= value <= self.high and not (self._above and value == self.low)
 
 
-class Several(Kind):
+class Several(Kind[tuple[Item, ...]]):
     """Values of the kind ``each``, of which a flag gives one."""
 
     repeated = True
 
-    def __init__(self, each: Kind, expected: str) -> None:
+    def __init__(self, each: Kind[Item], expected: str) -> None:
         super().__init__(expected)
         self._each = each
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: object) -> bool:
         return isinstance(value, list | tuple) and all(map(self._each.fits, value))
 
-    def read(self, value: object, where: str, folder: Path) -> tuple[Any, ...]:
+    def read(self, value: object, where: str, folder: Path) -> tuple[Item, ...]:
         return tuple(super().read(value, where, folder))
 
-    def merged(self, before: Any, given: Any) -> tuple[Any, ...]:
-        return tuple(self._each.parse(text) for text in given)
+    def merged(self, before: object, given: object) -> tuple[Item, ...]:
+        return tuple(self._each.parse(text) for text in _texts_of(given))
 
 
-class Text(Kind):
+class Text(Kind[str]):
     """Any text that is not empty."""
 
     def parse(self, text: str) -> str:
@@ -153,29 +158,29 @@ class Text(Kind):
             raise ConfigError(f"expected {self.expected}, found {text[:40]!r}")
         return text
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: object) -> bool:
         return isinstance(value, str) and 0 < len(value) <= MAX_TEXT
 
 
-class Switch(Kind):
+class Switch(Kind[bool]):
     """On where its flag is given."""
 
     def __init__(self) -> None:
         super().__init__("true or false")
 
-    def arguments(self, flag: str, value: Setting) -> list[str]:
+    def arguments(self, flag: str, value: object) -> list[str]:
         return [flag] if value else []
 
     def fits(self, value: object) -> bool:
         return isinstance(value, bool)
 
 
-class Choice(Kind):
+class Choice(Kind[Word_co]):
     """One of a few texts."""
 
-    def __init__(self, choices: Sequence[str], expected: str = "") -> None:
+    def __init__(self, choices: Sequence[Word_co], expected: str = "") -> None:
         super().__init__(expected)
-        self.choices: Sequence[str] = choices
+        self.choices: Sequence[Word_co] = choices
 
     @property
     def expected(self) -> str:
@@ -185,57 +190,55 @@ class Choice(Kind):
     def fits(self, value: object) -> bool:
         return isinstance(value, str) and value in self.choices
 
-    def read(self, value: object, where: str, folder: Path) -> Setting:
+    def read(self, value: object, where: str, folder: Path) -> Word_co:
         if isinstance(value, bool):  # YAML's true is one; as a choice it is a text like the others
             value = str(value).lower() if self.fits(str(value).lower()) else value
         return super().read(value, where, folder)
 
 
-class LateChoice(Choice):
+class LateChoice(Choice[str]):
     """A choice of which a job file may hold any text: what else it says tells which ones there are."""
 
     def fits(self, value: object) -> bool:
         return is_text(value)
 
 
-class File(Kind):
+class File(Kind[Path]):
     """A path; in a job file it is relative to the file's own folder."""
 
     def read(self, value: object, where: str, folder: Path) -> Path:
-        path: str = super().read(value, where, folder)
-        return folder / path
+        return folder / str(self._fitting(value, where))
 
-    def _texts(self, value: Any) -> list[str]:
-        return [absolute(value)]
+    def _texts(self, value: object) -> list[str]:
+        return [absolute(str(value))]
 
     parse = staticmethod(Path)
 
 
-class Written(Kind):
+class Written(Kind[Value_co]):
     """What a function reads from a text; a job file may say it by a ``number`` too."""
 
-    def __init__(self, parse: Callable[[str], Setting], expected: str, number: Whole | None = None) -> None:
+    def __init__(self, parse: Callable[[str], Value_co], expected: str, number: Whole | None = None) -> None:
         super().__init__(expected)
         self._parse, self._number = parse, number
 
-    def parse(self, text: str) -> Setting:
+    def parse(self, text: str) -> Value_co:
         return self._parse(text)
 
-    def read(self, value: object, where: str, folder: Path) -> Setting:
-        if self._number is not None and self._number.fits(value):
-            return value
-        text = super().read(value, where, folder)
+    def read(self, value: object, where: str, folder: Path) -> Value_co:
+        if self._number is None or not self._number.fits(value):
+            self._fitting(value, where)
         try:
-            return self.parse(text)
+            return self.parse(str(value))
         except ConfigError as problem:
             raise ConfigError(f"{where}: {problem}") from None
 
 
-class Words(Written):
+class Words(Written[tuple[str, ...]]):
     """Arguments of another program, as one text, which may begin with a hyphen."""
 
 
-class Pairs(Kind):
+class Pairs(Kind[dict[Name, Item]]):
     """A mapping of names to values of the kind ``each``, of which a flag gives one; flags win name by name.
 
     ``parse_all`` reads the texts of all flags; ``names``: the kind of the names, where they are no texts.
@@ -245,46 +248,45 @@ class Pairs(Kind):
 
     def __init__(
         self,
-        parse_all: Callable[[Iterable[str]], Mapping[Any, object]],
-        each: Kind,
+        parse_all: Callable[[Iterable[str]], Mapping[Name, Item]],
+        each: Kind[Item],
         expected: str,
-        names: Kind | None = None,
+        names: Kind[Name] | None = None,
     ) -> None:
         super().__init__(expected)
         self._parse_all, self._each, self._names = parse_all, each, names
 
-    def read(self, value: object, where: str, folder: Path) -> dict[Any, object]:
+    def read(self, value: object, where: str, folder: Path) -> dict[Name, Item]:
         if not isinstance(value, dict):
             raise _unfit(where, self.expected, value)
         if self._names is None:
-            return _read_mapping(value, where, folder, self._each)
-        found: dict[Any, object] = {}
+            return cast("dict[Name, Item]", _read_mapping(value, where, folder, self._each))
+        found: dict[Name, Item] = {}
         for name, item in value.items():
-            key = self._named(name, where)
+            key = self._named(name, self._names, where)
             if key in found:
                 raise ConfigError(f"{where}: the name {key} is given twice")
             found[key] = self._each.read(item, f"{where}.{name}", folder)
         return found
 
-    def _named(self, name: object, where: str) -> Setting:
+    def _named(self, name: object, names: Kind[Name], where: str) -> Name:
         """A name: documents write each as a text."""
-        assert self._names is not None
         if is_text(name):
             with contextlib.suppress(ConfigError):
-                return self._names.parse(str(name))
-        raise _unfit(where, f"{self._names.expected} as each name", name)
+                return names.parse(str(name))
+        raise _unfit(where, f"{names.expected} as each name", name)
 
     def fits(self, value: object) -> bool:
         return isinstance(value, Mapping) and all(map(self._each.fits, value.values()))
 
-    def merged(self, before: Setting, given: Setting) -> dict[Any, object]:
-        return {**before, **self._parse_all(given)}
+    def merged(self, before: object, given: object) -> dict[Name, Item]:
+        return {**cast("Mapping[Name, Item]", before), **self._parse_all(_texts_of(given))}
 
-    def _texts(self, value: Any) -> list[str]:
-        return [f"{name}={item}" for name, item in value.items()]
+    def _texts(self, value: object) -> list[str]:
+        return [f"{name}={item}" for name, item in cast("Mapping[Name, Item]", value).items()]
 
 
-class Files(Kind):
+class Files(Kind[tuple[str, ...]]):
     """Texts as of ``--input``: ``FILE`` or ``NAME=FILE``; a job file may give a mapping instead."""
 
     repeated = True
@@ -304,12 +306,12 @@ class Files(Kind):
             texts.append(str(whole) if not equals or whole.exists() else f"{name}={folder / file}")
         return tuple(texts)
 
-    def merged(self, before: Setting, given: Setting) -> tuple[str, ...]:
-        return tuple(given)
+    def merged(self, before: object, given: object) -> tuple[str, ...]:
+        return tuple(_texts_of(given))
 
-    def _texts(self, value: Any) -> list[str]:
+    def _texts(self, value: object) -> list[str]:
         found = []
-        for text in value:
+        for text in _texts_of(value):
             name, equals, file = text.rpartition("=")
             whole = not equals or Path(text).exists()
             found.append(absolute(text) if whole else f"{name}={absolute(file)}")
@@ -326,7 +328,12 @@ def is_text(value: object) -> bool:
     return isinstance(value, str) and 0 < len(value) <= MAX_TEXT and "\0" not in value
 
 
-def _read_mapping(value: Mapping[str, object], where: str, folder: Path, each: Kind) -> dict[str, object]:
+def _texts_of(given: object) -> Iterable[str]:
+    """The texts of a flag that may be given several times."""
+    return cast("Iterable[str]", given)
+
+
+def _read_mapping(value: Mapping[str, object], where: str, folder: Path, each: Kind[Item]) -> dict[str, Item]:
     for name in value:
         if not is_text(name):
             raise _unfit(where, f"names of 1 to {MAX_TEXT} characters as keys", name)
@@ -341,10 +348,8 @@ def _unfit(where: str, expected: str, value: object) -> ConfigError:
 
 def parse_bytes(text: str) -> int:
     """A number of bytes from text such as ``24GB`` or ``512 MiB``; raises `ConfigError`."""
-    found = _SIZE.fullmatch(text.strip())
-    factor = _UNITS.get(found[3].upper()) if found else None
-    size = int(float(found[1] + (found[2] or "")) * factor) if found and factor else 0
-    if not 1 <= size < 2**63:
+    size = parse_size(text)
+    if size is None:
         raise ConfigError(f"expected bytes such as 24GB or 512MiB, above 0, found {text[:40]!r}")
     return size
 

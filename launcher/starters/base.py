@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import queue
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, NoReturn
 
+from launcher.common.lines import StreamName
 from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError, LaunchError
 from launcher.job.places.hosts import remote_hosts, unknown_host
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from launcher.job.rank_table import RankTable
 
 log = logging.getLogger(__name__)
-
-StreamName = Literal["stdout", "stderr"]
-
 
 #: The rank of an `Ended` whose launching program says how the first rank ended, but not which one it was.
 SOME_RANK = -1
@@ -169,8 +167,8 @@ class Starter:
     """Of those that can do what a job needs, ``auto`` takes the one with the lowest; None: none of them."""
     spans_hosts: bool = True
     """Whether it starts ranks on other hosts."""
-    gets_hosts: bool = False
-    """Whether it can ask for hosts itself."""
+    takes: Collection[str] = ()
+    """The options of `Placement` that it follows, and not every starter: who gives one to another is told."""
     by_mpi: bool = False
     """Whether its ranks find one another by MPI."""
     identity: Sequence[str] = ()
@@ -181,10 +179,11 @@ class Starter:
     here: Callable[[RankTable | None, Placement], bool] = always
     """Whether this machine can use it for these hosts; ``auto`` asks it."""
 
-    def fits(self, *, hosts: bool, mpi: bool, asks: bool = False) -> bool:
-        """Whether it can start ranks on several ``hosts``, ranks that talk by ``mpi``, and whether it
-        ``asks`` for hosts."""
-        return (self.spans_hosts or not hosts) and (self.by_mpi or not mpi) and (self.gets_hosts or not asks)
+    def fits(self, *, hosts: bool, mpi: bool, given: Iterable[str] = ()) -> bool:
+        """Whether it can start ranks on several ``hosts``, ranks that talk by ``mpi``, and follows options
+        that are ``given``."""
+        follows = all(name in self.takes for name in given)
+        return (self.spans_hosts or not hosts) and (self.by_mpi or not mpi) and follows
 
 
 REGISTRY = Registry(STARTERS, Starter)
@@ -206,10 +205,15 @@ def choose(
             host,
         )
     mpi = _by_mpi(collectives)
+    given = _given(placement)
     if name == "auto":
-        wanted = {"hosts": bool(remote_hosts(table)), "mpi": mpi, "asks": placement.nodes is not None}
-        able = {key: item for key, item in REGISTRY.own().items() if item.fits(**wanted)}
+        hosts = bool(remote_hosts(table))
+        able = {
+            key: item for key, item in REGISTRY.own().items() if item.fits(hosts=hosts, mpi=mpi, given=given)
+        }
         ordered = sorted((item.order, key) for key, item in able.items() if item.order is not None)
+        if not ordered:
+            _refuse(given, "auto chooses none that can do all of this")
         # The last one says what is missing, where none can be used.
         name = next((key for _, key in ordered if able[key].here(table, placement)), ordered[-1][1])
     if name not in REGISTRY:
@@ -222,13 +226,32 @@ def choose(
             f"The {collectives} collectives need the launcher {' or '.join(able)}, but {name} is asked for: "
             "leave out one of the two."
         )
-    if placement.nodes is not None and not starter.gets_hosts:
-        able = {key: item for key, item in REGISTRY.own().items() if item.gets_hosts}
-        raise ConfigError(f"--nodes is for the launcher {' or '.join(able)}, but {name} is asked for")
+    if ignored := [option for option in given if option not in starter.takes]:
+        _refuse(ignored, f"{name} is asked for")
     launcher = starter.make()
     launcher.identity = tuple(starter.identity)
     launcher.placement = placement
     return launcher
+
+
+def _given(placement: Placement) -> list[str]:
+    """The options that are given, and that not every starter follows."""
+    default = Placement()
+    names = [item.name for item in fields(Placement)]
+    given = [name for name in names if getattr(placement, name) != getattr(default, name)]
+    return [name for name in given if any(name in starter.takes for starter in REGISTRY.own().values())]
+
+
+def _refuse(options: Sequence[str], but: str) -> NoReturn:
+    """Raises `ConfigError` for options that only other starters follow."""
+    from launcher.job.options import OPTIONS
+
+    followed = {
+        OPTIONS[option].flag: [name for name, starter in REGISTRY.own().items() if option in starter.takes]
+        for option in options
+    }
+    said = ", ".join(f"{flag} is for the launcher {' or '.join(names)}" for flag, names in followed.items())
+    raise ConfigError(f"{said}, but {but}: leave it out, or name the launcher that it is for with --launcher")
 
 
 def _by_mpi(collectives: str) -> bool:

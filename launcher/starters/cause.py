@@ -65,6 +65,12 @@ def first(troubles: Sequence[Trouble]) -> Trouble | None:
     return next((item for item in troubles if not item.secondary), None) or next(iter(troubles), None)
 
 
+def unlike(answer: Mapping[str, object]) -> dict[str, object]:
+    """As the error that ends it, the answer of a rank that could not compute what another one could."""
+    text = str(answer.get("message")).rstrip(".")
+    return {**answer, "message": f"{text}. Other ranks did not fail alike.", "expected": True}
+
+
 def left_early(done: Collection[int], error: Mapping[str, object]) -> str:
     """Where a rank waited for others in vain: which had ended with success, as the end of its error."""
     if error.get("type") != "CollectiveTimeoutError":

@@ -11,9 +11,3 @@ HYDRA = re.compile(r"\[(\d+)\] ")
 SRUN = re.compile(r" *(\d+): ?")
 OF_MPIRUN = (OPEN_MPI, OPEN_MPI_4, HYDRA)
 """For a line of an mpirun that is not known, in the order in which they are tried."""
-
-
-def in_words(line: str, *marks: re.Pattern[str]) -> str:
-    """A line with the rank as this project shows it elsewhere, if one of these marks stands before it."""
-    found = next(filter(None, (mark.match(line) for mark in marks)), None)
-    return f"[rank {found[1]}] {line[found.end() :]}" if found else line

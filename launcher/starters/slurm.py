@@ -26,10 +26,10 @@ from launcher.starters import environment as environments
 from launcher.starters.base import Ended, Launcher
 from launcher.starters.program import ProgramHandle
 from ranks.common import sources
-from ranks.common.ranges import parse_ranges
 from ranks.common.settings import CHOSEN
 from ranks.talk.unix import readable
 from sharding.common.limits import shortage
+from sharding.common.ranges import parse_ranges
 
 if TYPE_CHECKING:
     from launcher.job.places.allocation import Allocation

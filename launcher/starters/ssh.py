@@ -21,13 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
+from launcher.common.lines import StreamName
 from launcher.errors import LaunchError
 from launcher.job.places.hosts import is_here
 from launcher.job.rank_table import make_rank_table
 from launcher.starters import cause
 from launcher.starters import environment as environments
 from launcher.starters.agent import MOST_DATA
-from launcher.starters.base import Ended, Handle, Launcher, Pipe, StreamName
+from launcher.starters.base import Ended, Handle, Launcher, Pipe
 from ranks.common import sources
 from sharding.common.limits import shortage
 
@@ -42,7 +43,7 @@ _ALIVE = ("-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=2")
 _LONGEST_HEAD = 1 << 16
 STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
 _KILL_SECONDS = 2.0
-WIDTH = 32
+WIDTH = 64
 """Hosts to which connections are being made at once: each takes a process, a key exchange and a login."""
 
 

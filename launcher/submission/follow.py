@@ -42,15 +42,9 @@ class Follower:
         """Returns the job's exit code when it has ended.
 
         Raises `RankFailedError` where something else than its own exit ended it, and `LaunchError` where the
-        job system does not know it any more. An exception inside, as of Ctrl-C, cancels the job.
+        job system does not know it any more.
         """
-        try:
-            status = self._until_done()
-        except KeyboardInterrupt:
-            self._cancel()
-            raise
-        finally:
-            self._tail.close()
+        status = self._until_done()
         try:
             self._system.finish(self._number)
         except LaunchError as error:
@@ -97,7 +91,7 @@ class Follower:
             time.sleep(0.1)
         self._shown(self._tail.rest())
 
-    def _cancel(self) -> None:
+    def cancel(self) -> None:
         """Cancels the job and waits until it is gone, or says that it may not be."""
         self._tell(f"cancelling job {self._number}")
         try:
@@ -113,6 +107,10 @@ class Follower:
             log.warning("job %s still ends", self._number)
         except LaunchError as error:
             log.warning("job %s may still run: %s", self._number, error)
+
+    def close(self) -> None:
+        """Ends what shows the log."""
+        self._tail.close()
 
     def _say(self, text: str) -> None:
         if text != self._said:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from launcher.common.mpi_library import AS_ROOT
 from launcher.submission.command import arguments
+from launcher.submission.lines import HOST_SAYING
 from launcher.submission.mpirun import choice
 from ranks.common import sources
 
@@ -18,17 +21,21 @@ PORT = 29500
 SHM = 1 << 30
 HOSTS = "/etc/mpi/hostfile"
 """Where the MPI operator puts the names of the workers."""
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9/_.-]*(:[A-Za-z0-9/_.-]+)*", re.ASCII)
+_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _RETRIES = 3  # for each rank, where a job may be started again
 _SSHD = ["/usr/sbin/sshd", "-De"]
+_SLOTS = "/tmp/hosts"
+"""The same as MPICH and Intel MPI read it; the operator writes it for Open MPI."""
 _LAUNCH = """\
 MASTER_ADDR=$(sed -n '1s/[ :].*//;1p;q' {hosts})
 MASTER_PORT={port}
 export MASTER_ADDR MASTER_PORT
-ranks=$1 && shift
-run() {{ exec mpirun -n "$ranks" $options "$@"; }}
-options=$({choice}; printf '%s ' "$@")
-run "$@"
+sed 's/ *slots=/:/' {hosts} >{slots}
+run() {{ exec mpirun -n {ranks} "$@"; }}
+# No variable here may have the name of one of the ranks'.
+run $({choice}; printf '%s ' "$@") "$@"
 """
 
 
@@ -81,11 +88,12 @@ def mpi_job(submission: Submission) -> list[Object]:
     options, each = submission.options, submission.per_node or 1
     workers = submission.nodes or -(-submission.ranks // each)
     script = _LAUNCH.format(
-        hosts=HOSTS, port=PORT, choice=choice(HOSTS, submission.job.env).replace("\n", "\n  ")
-    )
+        hosts=HOSTS, slots=_SLOTS, port=PORT, ranks=submission.ranks,
+        choice=choice(HOSTS, submission.job.env, slots=_SLOTS).replace("\n", "\n  "),
+    )  # fmt: skip
     launcher: Object = {
-        "command": ["sh", "-c", _literal(script), "sh", f"{submission.ranks}", "shardrun"],
-        "args": [_literal(word) for word in arguments(submission)],
+        "command": ["sh", "-c", _literal(script), "sh"],
+        "args": [_literal(word) for word in (*HOST_SAYING, "shardrun", *arguments(submission))],
         "env": _values(**{**AS_ROOT, **submission.job.env}),
     }
     policy: Object = {
@@ -111,6 +119,25 @@ def mpi_job(submission: Submission) -> list[Object]:
             },
         }
     ]
+
+
+def as_yaml(objects: Sequence[Object]) -> str:
+    """Manifests as YAML that is read alike by all its versions: kubectl's takes more words for truth values
+    and numbers than PyYAML's, such as y and 1e3, so every text that may be one stands in quotes."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """The dumper of manifests, whose lists and mappings are never the same object."""
+
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    def quoted(dumper: Dumper, text: str) -> yaml.ScalarNode:
+        plain = _PLAIN.fullmatch(text) is not None and text.lower() not in _WORDS
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
+
+    Dumper.add_representer(str, quoted)
+    return str(yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, width=100, allow_unicode=True))
 
 
 def _metadata(submission: Submission) -> Object:
@@ -165,5 +192,5 @@ def _values(**values: str) -> list[Object]:
 
 
 def _literal(word: str) -> str:
-    """A word in which Kubernetes puts no variable: it reads ``$(NAME)``."""
-    return word.replace("$(", "$$(")
+    """A word that Kubernetes leaves as it is: it puts a variable for ``$(NAME)``, and ``$`` for ``$$``."""
+    return word.replace("$", "$$")

@@ -1,10 +1,9 @@
-"""An mpirun in a job: its arguments, for whichever MPI the job finds, and its marks before lines."""
+"""An mpirun in a job: its arguments, for whichever MPI the job finds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from launcher.starters import marks
 from ranks.common import sources
 
 _PASSED = (sources.MASTER_ADDR, sources.MASTER_PORT)
@@ -15,19 +14,16 @@ CHOICE = """\
 case $(mpirun --version 2>&1) in
   *"(Open MPI) 4."*) set -- --tag-output {open_mpi} ;;
   *"Open MPI"*) set -- --output tag {open_mpi} ;;
-  *) set -- -prepend-rank -f {hosts} ;;
+  *) set -- -prepend-rank -f {slots} ;;
 esac"""
 
 
-def choice(hosts: str, variables: Iterable[str]) -> str:
+def choice(hosts: str, variables: Iterable[str], *, slots: str = "") -> str:
     """Lines of a script that set its parameters to the arguments of the mpirun that is there; ``hosts`` is
-    the file with the hosts, as a word for the shell, ``variables`` are names of those for all ranks."""
+    the file with the hosts, as a word for the shell, ``slots`` the same for others than Open MPI;
+    ``variables`` are names of those for all ranks."""
     passed = " ".join(f"-x {name}" for name in (*_PASSED, *variables))
     return CHOICE.format(
-        hosts=hosts, open_mpi=f"--bind-to none --map-by slot:OVERSUBSCRIBE --hostfile {hosts} {passed}"
+        slots=slots or hosts,
+        open_mpi=f"--bind-to none --map-by slot:OVERSUBSCRIBE --hostfile {hosts} {passed}",
     )
-
-
-def marked(line: str) -> str:
-    """A line of the log, with the rank that mpirun says as elsewhere."""
-    return marks.in_words(line, *marks.OF_MPIRUN)

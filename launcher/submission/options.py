@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import ConfigError
-from launcher.job.option_table import described, table
-from launcher.job.values import Choice, File, Setting, Several, Switch, Text, Whole, Written, parse_bytes
+from launcher.job.option_table import changed, described, table
+from launcher.job.values import Choice, File, Several, Switch, Text, Whole, Written, parse_bytes
 from sharding.common.bounds import MAX_RANKS, MAX_THREADS
 
 PLACE, SETUP, WATCH = "what the job gets", "what it runs in", "its name and log"
@@ -31,8 +31,18 @@ class Line(Text):
     def __init__(self, what: str) -> None:
         super().__init__(f"{what}, without control characters")
 
-    def fits(self, value: Setting) -> bool:
-        return super().fits(value) and value.isprintable()
+    def fits(self, value: object) -> bool:
+        return super().fits(value) and str(value).isprintable()
+
+
+class Name(Line):
+    """The name of something, which no program takes for an option."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} that begins with no hyphen")
+
+    def fits(self, value: object) -> bool:
+        return super().fits(value) and not str(value).startswith("-")
 
 
 @dataclass(frozen=True)
@@ -80,19 +90,11 @@ def _parse_array(text: str) -> str:
     return text
 
 
-class _Number(Written):
-    """What a function reads from a text, of which a job file may say a number without quotes."""
-
-    def read(self, value: object, where: str, folder: Path) -> Setting:
-        found = super().read(value, where, folder)
-        return self.parse(str(found)) if isinstance(found, int) else found
-
-
 class Claim(Line):
     """A volume claim and where it is mounted: ``CLAIM:/PATH``."""
 
-    def fits(self, value: Setting) -> bool:
-        return super().fits(value) and _CLAIM.fullmatch(value) is not None
+    def fits(self, value: object) -> bool:
+        return super().fits(value) and _CLAIM.fullmatch(str(value)) is not None
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,10 @@ class SubmitOptions:
     """What a job system is told; None where an option is not given. Sizes are bytes, times seconds."""
 
     partition: str | None = described(
-        Line("the name of a partition or queue"), PLACE, "the partition or queue", "NAME"
+        Name("the name of a partition or queue"), PLACE, "the partition or queue", "NAME"
     )
     account: str | None = described(
-        Line("the name of an account"), PLACE, "the account or project that pays", "NAME"
+        Name("the name of an account"), PLACE, "the account or project that pays", "NAME"
     )
     time: int | None = described(
         # No number: YAML takes 1:00:00 without quotes for 3600.
@@ -117,7 +119,7 @@ class SubmitOptions:
         Whole(1, MAX_RANKS), PLACE, "ranks on each node (default: shared out evenly)", "N"
     )
     gpus: Gpus | None = described(
-        _Number(parse_gpus, "N or TYPE:N", Whole(1, 999)), PLACE,
+        Written(parse_gpus, "N or TYPE:N", Whole(1, 999)), PLACE,
         "GPUs of each rank, and their type as the cluster names it", "[TYPE:]N",
     )  # fmt: skip
     cpus: int | None = described(
@@ -141,18 +143,18 @@ class SubmitOptions:
     directives: tuple[str, ...] = described(
         Several(Line("an option of the job system"), "a list of options of the job system"), PLACE,
         "another option of sbatch or qsub, as it takes it, such as --directive=--qos=high; repeatable",
-        "OPTION", "--directive", default=tuple,
+        "OPTION", "--directive", default=(),
     )  # fmt: skip
     modules: tuple[str, ...] = described(
-        Several(Line("the name of a module"), "a list of names of modules"), SETUP,
-        "load this environment module first; repeatable", "NAME", "--module", default=tuple,
+        Several(Name("the name of a module"), "a list of names of modules"), SETUP,
+        "load this environment module first; repeatable", "NAME", "--module", default=(),
     )  # fmt: skip
     venv: Path | None = described(
         File("the path of a virtual environment"), SETUP,
         "the virtual environment with shardrun (default: this one)", "DIR",
     )  # fmt: skip
     image: str | None = described(
-        Line("a container image"), SETUP, "run in this container image, where shardrun is installed", "IMAGE"
+        Name("a container image"), SETUP, "run in this container image, where shardrun is installed", "IMAGE"
     )
     container: str | None = described(
         Choice(("apptainer", "singularity", "pyxis")), SETUP,
@@ -173,14 +175,14 @@ class SubmitOptions:
     volumes: tuple[str, ...] = described(
         Several(Claim("CLAIM:/PATH"), "a list of CLAIM:/PATH"), SETUP,
         "Kubernetes: mount the persistent volume claim there; repeatable", "CLAIM:/PATH", "--volume",
-        default=tuple,
+        default=(),
     )  # fmt: skip
     shm: int | None = described(
         Written(parse_bytes, "a number of bytes, or text such as 24GB", Whole(1, 2**63 - 1)), SETUP,
         "Kubernetes: size of each pod's /dev/shm (default: 1 GiB)", "SIZE",
     )  # fmt: skip
     name: str | None = described(
-        Line("the name of a job"), WATCH, "the job's name (default: the model's)", "NAME"
+        Name("the name of a job"), WATCH, "the job's name (default: the model's)", "NAME"
     )
     log: Path | None = described(
         File("the path of a folder"), WATCH, "the folder of NAME-NUMBER.log (default: the current one)", "DIR"
@@ -192,7 +194,7 @@ class SubmitOptions:
         changes = {
             name: SUBMIT[name].kind.merged(getattr(self, name), value) for name, value in given.items()
         }
-        return replace(self, **changes)
+        return changed(self, changes)
 
     @property
     def given(self) -> list[str]:

@@ -9,7 +9,7 @@ import queue
 import subprocess
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -36,15 +36,19 @@ class Tail(ABC):
         """Ends what was started."""
 
 
+Show = Callable[[str], "str | None"]
+"""Makes of a line what is shown of it; None where that is nothing."""
+
+
 class FileTail(Tail):
     """One or several files that grow, found by a pattern of `glob`.
 
-    ``shown`` makes of a path and a line what is shown.
+    ``shows`` gives what makes of the lines of a file what is shown.
     """
 
-    def __init__(self, pattern: str, shown: Callable[[Path, str], str]) -> None:
-        self._pattern, self._shown = pattern, shown
-        self._files: dict[Path, _File] = {}
+    def __init__(self, pattern: str, shows: Callable[[Path], Show]) -> None:
+        self._pattern, self._shows = pattern, shows
+        self._files: dict[Path, tuple[_File, Show]] = {}
 
     @property
     def found(self) -> bool:
@@ -53,12 +57,17 @@ class FileTail(Tail):
 
     def lines(self) -> list[str]:
         for name in sorted(glob.glob(self._pattern)):  # noqa: PTH207 - the folder's name is escaped
-            self._files.setdefault(Path(name), _File(Path(name)))
-        return [self._shown(path, line) for path, file in self._files.items() for line in file.read()]
+            if (path := Path(name)) not in self._files:
+                self._files[path] = _File(path), self._shows(path)
+        return _shown((file.read(), show) for file, show in self._files.values())
 
     def rest(self) -> list[str]:
         found = self.lines()
-        return found + [self._shown(path, line) for path, file in self._files.items() for line in file.end()]
+        return found + _shown((file.end(), show) for file, show in self._files.values())
+
+
+def _shown(parts: Iterable[tuple[list[str], Show]]) -> list[str]:
+    return [text for lines, show in parts for line in lines if (text := show(line)) is not None]
 
 
 class _File:
@@ -91,8 +100,8 @@ class _File:
 class ProgramTail(Tail):
     """What a program prints that shows a log; started again where it ended before the job did."""
 
-    def __init__(self, command: Sequence[str], shown: Callable[[str], str]) -> None:
-        self._command, self._shown = list(command), shown
+    def __init__(self, command: Sequence[str], show: Show) -> None:
+        self._command, self._show = list(command), show
         self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._process: subprocess.Popen[str] | None = None
         self._came = False
@@ -106,9 +115,9 @@ class ProgramTail(Tail):
                 self._start()
         found = []
         while not self._queue.empty():
-            found.append(self._shown(self._queue.get()))
+            found.append(self._queue.get())
             self._came = True
-        return found
+        return _shown([(found, self._show)])
 
     def _start(self) -> None:
         try:

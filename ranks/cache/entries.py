@@ -1,6 +1,7 @@
 """Folders of the cache that hold one thing each: sliced models, conversions, models optimised for a GPU.
 
-KIND/KEY       held shared by who uses it (`ranks.cache.locks`); its time is the last use
+KIND/KEY       held shared by who uses it (`ranks.cache.locks`); its time is the last use, or, where it is
+               kept for processes that do not run yet, until when it is
 KIND/KEY.tmp*  being made, or left by a crash
 KIND/KEY.lock  held while KEY is being made or removed
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +55,8 @@ def listing(root: Path, kind: str) -> list[Folder]:
     for path in children(folder) if folder else ():
         if FORMS[kind].key(path.name) and path.is_dir() and not path.is_symlink():
             with contextlib.suppress(OSError):
-                found.append(Folder(kind, path, sum(map(size, path.rglob("*"))), path.stat().st_mtime))
+                used = min(path.stat().st_mtime, time.time())  # what is expected has a later one
+                found.append(Folder(kind, path, sum(map(size, path.rglob("*"))), used))
     return sorted(found, key=lambda folder: folder.used)
 
 
@@ -80,6 +83,8 @@ def _remove(folder: Folder, mapped: Iterable[str]) -> bool:
         return True
     try:
         if not locks.lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, folder.path):
+            return False
+        if locks.is_expected(descriptor):
             return False
         if any(Path(name).is_relative_to(folder.path) for name in mapped):
             return False

@@ -24,7 +24,6 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from ranks.cache import locks, place, regular_files
 from ranks.common import settings
@@ -187,7 +186,7 @@ def _memo(path: Path, kind: str) -> Path:
 def recall(path: Path, kind: str) -> str | None:
     """What `remember` noted of a path; None where a file has changed since, or the note is damaged."""
     try:
-        data: Any = json.loads(regular_files.read(_memo(path, kind), _MOST_MEMO))
+        data = json.loads(regular_files.read(_memo(path, kind), _MOST_MEMO))
         if data["check"] != _check(data["files"], data["sha256"]) or not data["files"]:
             return None
         if all(_stamp(path.parent / name) == found for name, found in data["files"]):
@@ -215,7 +214,7 @@ def remember(
         write_whole(memo, json.dumps(data).encode())
 
 
-def _check(files: Any, found: object) -> str:
+def _check(files: object, found: object) -> str:
     return hashlib.sha256(json.dumps([files, found]).encode()).hexdigest()
 
 

@@ -1,6 +1,7 @@
 """Locks that say what is in use. The kernel gives them back, however a process ends (flock).
 
-What is in use is held shared, by any number of processes; who removes it must get it alone.
+What is in use is held shared, by any number of processes; who removes it must get it alone. What processes
+that do not run yet are about to use has the time until which it stays, as the time of its last use.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
@@ -18,6 +20,10 @@ from typing import ParamSpec, Protocol, TypeVar
 from ranks.common import waiting
 
 log = logging.getLogger(__name__)
+
+
+LONGEST_EXPECTED = 3600.0
+"""Seconds for which something may be kept for who does not hold it yet."""
 
 
 class Pin:
@@ -68,8 +74,21 @@ def pin(folder: Path, seconds: float | None = None) -> Pin | None:
     if not held.is_at(folder):
         return None
     with contextlib.suppress(OSError):
-        os.utime(descriptor)
+        if not is_expected(descriptor):
+            os.utime(descriptor)
     return held
+
+
+def expect(folder: Path, seconds: float) -> None:
+    """Keeps a folder of the cache for processes that will hold it in so many seconds. Raises `OSError`."""
+    until = time.time() + min(seconds, LONGEST_EXPECTED)
+    os.utime(folder, (until, until))
+
+
+def is_expected(descriptor: int) -> bool:
+    """Whether a folder is kept for processes that may not hold it yet."""
+    # A clock that was wrong once must not keep it for years.
+    return 0 < os.fstat(descriptor).st_mtime - time.time() <= LONGEST_EXPECTED
 
 
 class Pins:

@@ -1,36 +1,24 @@
 """Slice folders that the launcher has copied into the caches of a job's hosts, each with the files of that
-host's ranks. Which copy a rank has is told to all ranks alike: ``2-3=KEY;4-5=KEY``.
-"""
+host's ranks."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from ranks.cache.folder import cache_folder
 from ranks.cache.intact import is_sealed
 from ranks.cache.locks import hold
 from ranks.cache.place import FORMS, place_of
-from ranks.common import settings
-from ranks.common.ranges import in_ranges, parse_ranges
 from ranks.errors import ShardrunError
 
 KIND = "slices"
 
 
-def said(copies: Iterable[tuple[str, list[int]]]) -> str:
-    """The ranks of each copy, given with its key, as one text. Hosts with the same files have one key."""
-    return ";".join(f"{in_ranges(ranks)}={key}" for key, ranks in copies)
-
-
-def here(path: str, rank: int, host: str) -> str:
-    """The folder that this rank is to load for ``path``: its host's copy, if there is one, which stays as
-    long as this process lives. Raises `ShardrunError` where neither is there."""
-    for part in settings.STAGED.text().split(";"):
-        ranks, _, key = part.partition("=")
-        if rank not in (parse_ranges(ranks) or ()) or FORMS[KIND].key(key) != key:
-            continue
+def here(path: str, key: str, host: str) -> str:
+    """The folder that a rank is to load for ``path``: its host's copy with that key, if there is one, which
+    stays as long as this process lives. Raises `ShardrunError` where neither is there."""
+    if key and FORMS[KIND].key(key) == key:
         place = place_of(cache_folder(), KIND) / key
         if not (hold(place) and is_sealed(place)):
             raise ShardrunError(

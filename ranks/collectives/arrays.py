@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranks.errors import CollectiveError
 from sharding.common.arrays import Array
+
+if TYPE_CHECKING:
+    from ranks.collectives.base import Buffer
 
 # Name and code of every element type that collectives move; the extension types come from ml_dtypes.
 _NAMES = (
@@ -51,7 +54,7 @@ def check_sum(buffer: object) -> Array:
     return array
 
 
-def check_gather(buffer: object, out: Any, axis: int, size: int) -> tuple[int, int]:
+def check_gather(buffer: object, out: Buffer, axis: int, size: int) -> tuple[int, int]:
     """Elements before and from ``axis`` on, of one rank's buffer; raises where ``out`` does not fit."""
     source, target = check(buffer, "all_gather", written=False), check(out, "all_gather", written=True)
     if not -source.ndim <= axis < source.ndim:
@@ -70,7 +73,7 @@ def check_gather(buffer: object, out: Any, axis: int, size: int) -> tuple[int, i
     return outer, source.size // outer if outer else 0
 
 
-def check_exchange(buffer: object, out: Any, size: int) -> None:
+def check_exchange(buffer: object, out: Buffer, size: int) -> None:
     """Raises where all_to_all cannot exchange ``buffer`` for ``out``."""
     source, target = check(buffer, "all_to_all", written=False), check(out, "all_to_all", written=True)
     if source.shape != target.shape or source.dtype != target.dtype:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from ranks.common.pulse import wait
 from ranks.errors import CollectiveError
 from sharding.common.arrays import DType
 
 Buffer: TypeAlias = Any
 """A numpy array or a torch tensor: only the memory that made it, and its backend, know which."""
 Groups = tuple[tuple[int, ...], ...]
+ALIKE_SECONDS = 2.0
+"""Ranks that do not all fail alike within this time are out of step."""
 
 
 class Communicator(ABC):
@@ -44,6 +48,13 @@ class Communicator(ABC):
     """The numbers by which errors name this group's ranks 0, 1, ...: those of the whole it is a part of."""
     _parts: dict[Groups, Communicator]
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in (*Communicator.__abstractmethods__, "_split"):
+            if isinstance(method := cls.__dict__.get(name), FunctionType):
+                wait(method)
+
+    @wait
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator:
         """The group among ``groups`` that this rank is in; ranks there count from 0, in the same order.
 
@@ -116,6 +127,17 @@ class Communicator(ABC):
     @abstractmethod
     def barrier(self) -> None:
         """Returns when every rank has called it."""
+
+    def all_failed(self, why: str) -> bool:
+        """For a rank that cannot go on with what all ranks do: whether all others come here as well within
+        `ALIKE_SECONDS`, so that they are still in step. Else this rank has left the group, and whoever waits
+        for it is told ``why``, as far as that is possible."""
+        try:
+            self.barrier()
+        except CollectiveError:
+            self.close()
+            return False
+        return True
 
     @abstractmethod
     def close(self) -> None:

@@ -61,6 +61,10 @@ class Spreader:
 
         return wire.read_frame(fill)
 
+    def all_failed(self, why: str) -> bool:
+        """As `Communicator.all_failed`."""
+        return self._communicator.all_failed(why)
+
     def broadcast(self, data: Array, root: int = 0) -> None:
         """Overwrites a host array with rank ``root``'s. A collective."""
         if not self._on_device:

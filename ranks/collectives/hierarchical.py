@@ -104,6 +104,15 @@ class HierarchicalCommunicator(WholeOrPart):
     def barrier(self) -> None:
         self._run(self._meet)
 
+    def all_failed(self, why: str) -> bool:
+        if self._broken or self._whole._broken:
+            return False
+        alike = self._flat.all_failed(why)
+        if not alike:
+            self._break(why)
+            self._near.close()
+        return alike
+
     def close(self) -> None:
         if self._shut():  # parts have theirs from the whole, some of them the same ones
             self._near.close()

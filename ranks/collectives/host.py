@@ -9,6 +9,7 @@ from typing import ClassVar, NoReturn
 import numpy as np
 
 from ranks.collectives import arrays
+from ranks.collectives.base import ALIKE_SECONDS
 from ranks.collectives.whole import FORKED, WholeOrPart
 from ranks.common import forks
 from ranks.errors import CollectiveError
@@ -109,6 +110,23 @@ class HostCommunicator(WholeOrPart):
         what = self._begin(f"recv from rank {self.members[peer]}", buffer)
         for piece in _pieces(flat, _PIECE):
             self._receive(_raw(piece), peer, what)
+
+    def all_failed(self, why: str) -> bool:
+        if self._broken or self._whole._broken:
+            return False
+        alike = self._all_here(min(ALIKE_SECONDS, self.timeout))
+        if not alike:
+            self._withdraw(why)
+            self._break(why)
+        return alike
+
+    @abstractmethod
+    def _all_here(self, seconds: float) -> bool:
+        """Whether all ranks call this within so many seconds."""
+
+    @abstractmethod
+    def _withdraw(self, why: str) -> None:
+        """Ends what others wait for, and tells them why."""
 
     def _begin(self, operation: str, buffer: Array | None = None) -> What:
         self._check_usable()

@@ -40,8 +40,9 @@ _NAP_SHARE, _SHORTEST_NAP, _LONGEST_NAP = 8, 5e-5, 2e-3
 _LARGE = 256 << 10  # bytes from which ranks first wait asleep for each other, and then awake for the data
 _SLOWEST = 50e6  # bytes per second: how long to stay awake for data
 _RING = 64 << 10  # bytes from which sums go round the ranks in parts
-_TAG, _FAREWELL = 7, 8
-_GRACE = 2.0  # seconds for what a rank sent before it left
+_TAG, _FAREWELL, _FAILED = 7, 8, 9
+_GRACE, _SOON = 2.0, 0.1  # seconds for what a rank sent before it left, or could not go on
+_LONGEST_WORD = 4096  # bytes
 
 
 class _Both:
@@ -76,6 +77,7 @@ class MpiCommunicator(HostCommunicator):
         self._abandoned: list[object] = []  # requests that may still write to their buffers
         self._origin = self if whole is None else whole
         self._left: dict[int, float] = {}  # ranks of the whole that have left, and since when this is known
+        self._words: dict[int, str] = {}  # what they said
         self._farewells: list[object] = []
         self._made = whole is not None
         if whole is not None:
@@ -96,11 +98,31 @@ class MpiCommunicator(HostCommunicator):
             self._take_leave()
         self._broken = self._broken or CLOSED
 
-    def _take_leave(self) -> None:
-        """Tells all ranks that this one comes to no further collective."""
+    def _all_here(self, seconds: float) -> bool:
+        others, word = [rank for rank in range(self.size) if rank != self.rank], np.zeros(2, np.uint8)
+        waiting: list[Any] = []
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(self._mpi.Exception):
+            for rank in others:
+                waiting += [
+                    self._world.Isend(word[:1], rank, _FAILED),
+                    self._world.Irecv(word[1:], rank, _FAILED),
+                ]
+            while waiting and time.monotonic() < deadline:
+                waiting = [request for request in waiting if not request.Test()]
+                time.sleep(_SHORTEST_NAP)
+            self._abandoned += [(request, word) for request in waiting]
+            return not waiting
+        return False
+
+    def _withdraw(self, why: str) -> None:
+        self._origin._take_leave(why)
+
+    def _take_leave(self, why: str = "") -> None:
+        """Tells all ranks that this one comes to no further collective, and why."""
         with contextlib.suppress(self._mpi.Exception):
             if not self._mpi.Is_finalized():
-                last = np.zeros(1, np.uint8)
+                last = np.frombuffer(why.encode()[:_LONGEST_WORD] or b"\0", np.uint8)
                 others = [rank for rank in range(self.size) if rank != self.rank]
                 self._farewells = [(self._world.Isend(last, rank, _FAREWELL), last) for rank in others]
 
@@ -112,11 +134,18 @@ class MpiCommunicator(HostCommunicator):
             return None
         while origin._world.Iprobe(self._mpi.ANY_SOURCE, _FAREWELL, status):
             rank = status.Get_source()
-            origin._world.Recv(np.empty(1, np.uint8), rank, _FAREWELL)
+            word = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
+            origin._world.Recv(word, rank, _FAREWELL)
             origin._left[rank] = time.monotonic()
+            origin._words[rank] = word.tobytes().strip(b"\0").decode(errors="replace")
         waited_for = self.members if peer is None else (self.members[peer],)
-        known = time.monotonic() - max(_GRACE, count / _SLOWEST)
-        return next((rank for rank in waited_for if origin._left.get(rank, known + 1) <= known), None)
+        now, late = time.monotonic(), max(_GRACE, count / _SLOWEST)
+        for rank in waited_for:
+            # Who could not go on was in no collective that still comes to its end.
+            patience = _SOON if origin._words.get(rank) else late
+            if rank in origin._left and origin._left[rank] <= now - patience:
+                return rank
+        return None
 
     def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
         # Until all are there, asleep and with a time-out, which making a communicator has not.
@@ -215,8 +244,9 @@ class MpiCommunicator(HostCommunicator):
                     os.sched_yield()
                 elif waited < self.timeout and (gone := self._gone(peer, count)) is not None:
                     self._abandoned.append((request, buffers))
-                    mine = self.members[self.rank]
+                    mine, why = self.members[self.rank], self._origin._words[gone]
                     text = f"Rank {gone} left the group while rank {mine} waited for it in {what()}."
+                    text = f"Rank {gone} could not go on: {why}" if why else text
                     self._fail(PeerLostError(text, gone))
                 elif waited < self.timeout:
                     time.sleep(min(max((waited - awake) / _NAP_SHARE, _SHORTEST_NAP), _LONGEST_NAP))

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ranks.common.descriptors import close_all
+from ranks.common.pulse import wait
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from ranks.identity.place import Identity
 from ranks.talk import unix
@@ -55,6 +56,7 @@ class Rendezvous:
         # A forked child that kept the pipe open would hide this rank's death.
         os.register_at_fork(after_in_child=functools.partial(_close_in_child, weakref.ref(self)))
 
+    @wait
     def exchange(self, data: Any, descriptors: Sequence[int] = (), timeout: float = 60.0) -> list[Item]:
         """Every rank gives JSON-able ``data`` and file descriptors, and gets those of all in rank order.
 

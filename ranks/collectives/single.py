@@ -43,5 +43,9 @@ class SingleCommunicator(Communicator):
     def barrier(self) -> None:
         """Does nothing."""
 
+    def all_failed(self, why: str) -> bool:
+        """There is no other."""
+        return True
+
     def close(self) -> None:
         """Does nothing."""

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 Owner = TypeVar("Owner")
@@ -21,8 +21,8 @@ class Forks:
     """What is set right in every child that a process forks. One per process."""
 
     def __init__(self) -> None:
-        self._renewals: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
-        self._threaded: WeakKeyDictionary[Any, tuple[object, ...]] = WeakKeyDictionary()
+        self._renewals: WeakKeyDictionary[object, Callable[..., None]] = WeakKeyDictionary()
+        self._threaded: WeakKeyDictionary[object, tuple[object, ...]] = WeakKeyDictionary()
         self._whole = threading.RLock()
         os.register_at_fork(before=self._hold, after_in_parent=self._release, after_in_child=self._renew_all)
 
@@ -35,7 +35,7 @@ class Forks:
         of native libraries that no child could renew."""
         return self._whole
 
-    def never_freed(self, owner: Any, *parts: Any) -> None:
+    def never_freed(self, owner: object, *parts: object) -> None:
         """Has every forked child keep ``owner`` and ``parts`` to its end, and past the end of its
         interpreter.
 

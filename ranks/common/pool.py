@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from ranks.common import forks
+from ranks.common.elsewhere import ELSEWHERE
 from ranks.errors import QueueFullError, ShardrunError
 
 Worker = TypeVar("Worker")
@@ -45,7 +45,7 @@ class Pool(Generic[Worker, Given, Result]):
         self.queue_limit = queue_limit
         reserve = 0 if at_once is None else max(0, self.size - max(1, at_once))
         self._queue: _Queue[Worker, Given, Result] = _Queue(workers, work, reserve)
-        weakref.finalize(self, self._queue.close)  # the pool's threads know the queue only
+        ELSEWHERE.when_gone(self, self._queue.close)  # the pool's threads know the queue only
 
     @property
     def waiting(self) -> int:

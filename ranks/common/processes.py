@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 _STAT_BYTES = 4096
+_NANO = 1e-9
 
 
 @dataclass(frozen=True)
@@ -24,11 +27,7 @@ def status(pid: int) -> Status | None:
     """The status of process ``pid``; None where no such process runs (one that only waits for its parent to
     notice its end does not)."""
     try:
-        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            text = os.read(descriptor, _STAT_BYTES)
-        finally:
-            os.close(descriptor)
+        text = _text(f"/proc/{pid}/stat")
         # The command's name stands in parentheses and may itself hold any character.
         begin, end = text.index(b"(") + 1, text.rindex(b")")
         state, parent, *further = text[end + 1 :].split()
@@ -43,3 +42,36 @@ def is_stopped(pid: int) -> bool:
     """Whether a process runs on this host, and is stopped."""
     now = status(pid)
     return now is not None and now.stopped
+
+
+def spent_by_threads(working: Collection[int | None], but: Collection[int | None]) -> tuple[float, bool]:
+    """Seconds for which threads of this process have run, all together, and those that are ``working`` also
+    for which they were ready to and got no processor; and whether one of them waits for a disk now (or for
+    memory that lies on one). ``but``: the numbers of those that do not count.
+
+    A library's thread that wakes up now and then, as they do, is ready all the time on a crowded machine.
+    """
+    seconds, on_disk = 0.0, False
+    with contextlib.suppress(OSError):
+        for thread in os.scandir("/proc/self/task"):
+            number = int(thread.name)
+            if number in but:
+                continue
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+                text = _text(f"{thread.path}/stat")
+                state, *fields = text[text.rindex(b")") + 2 :].split()
+                on_disk = on_disk or state == b"D"
+                try:
+                    run, ready = _text(f"{thread.path}/schedstat").split()[:2]
+                    seconds += (int(run) + (int(ready) if number in working else 0)) * _NANO
+                except OSError:  # a kernel without
+                    seconds += (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")
+    return seconds, on_disk
+
+
+def _text(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, _STAT_BYTES)
+    finally:
+        os.close(descriptor)

@@ -10,13 +10,13 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from ranks.common.ranges import parse_ranges
 from ranks.errors import SettingError
 from sharding.common.bounds import LONGEST_TIMEOUT, MAX_THREADS
+from sharding.common.ranges import parse_ranges
 from sharding.common.registry import Names
-from sharding.common.text import did_you_mean, shortened
+from sharding.common.text import did_you_mean, parse_size, shortened
 
 COLLECTIVES = Names("ranks/collectives/backends", "shardrun.collectives", ("auto",))
 """What joins the ranks; `ranks.collectives.BACKENDS` has what each is."""
@@ -25,18 +25,19 @@ DEFAULT_HANG = 60.0
 SECONDS = f"a number of seconds above 0 and at most {LONGEST_TIMEOUT:.0f}"
 
 T = TypeVar("T")
+Value_co = TypeVar("Value_co", covariant=True)
 
 
 @dataclass(frozen=True)
-class Variable(Generic[T]):
+class Variable(Generic[Value_co]):
     """One environment variable."""
 
     name: str
     values: str
     """What it may hold, in words that follow "must be"."""
-    parse: Callable[[str], T | None]
+    parse: Callable[[str], Value_co | None]
     """What a text means; None: it is not one of the values."""
-    nothing: T
+    nothing: Value_co
     """What a variable that is not set means."""
     default: str
     """The same, in words."""
@@ -52,7 +53,7 @@ class Variable(Generic[T]):
         """What it holds; "" where it is not set."""
         return environ.get(self.name, "").strip()
 
-    def get(self, environ: Mapping[str, str] = os.environ) -> T:
+    def get(self, environ: Mapping[str, str] = os.environ) -> Value_co:
         """What it says. Raises `SettingError`."""
         text = self.text(environ)
         if not text:
@@ -89,15 +90,6 @@ def _bind(text: str) -> str | None:
     return text if all(parse_ranges(part) is not None for part in text.split("/")) else None
 
 
-def _bytes(text: str) -> int | None:
-    found = re.fullmatch(r"(\d{1,18})(\.\d{1,9})? ?([KMGT]?)B?", text, re.ASCII | re.IGNORECASE)
-    if found is None:
-        return None
-    whole, part, unit = found.groups()
-    # Of 0, one may think that there is no limit, another that there is no cache.
-    return int(float(whole + (part or "")) * 1000 ** " KMGT".index(unit.upper() or " ")) or None
-
-
 def _one_of(**meanings: T) -> Callable[[str], T | None]:
     return lambda text: meanings.get(text.lower())
 
@@ -127,7 +119,7 @@ CACHE: Variable[str] = Variable(
     "`$XDG_CACHE_HOME/shardrun`, else `~/.cache/shardrun`", "where is kept what can be made again",
 )  # fmt: skip
 CACHE_LIMIT: Variable[int | None] = Variable(
-    "SHARDRUN_CACHE_LIMIT", "a size such as 20GB or 500MB, above 0", _bytes, None,
+    "SHARDRUN_CACHE_LIMIT", "a size such as 20GB or 500MB, above 0", parse_size, None,
     "20 GB, or a tenth of the disk if that is less", "the most that the cache may take",
 )  # fmt: skip
 CUDA_GRAPHS: Variable[bool] = Variable(
@@ -167,13 +159,10 @@ IDENTITY = _internal(
     "the variables of the rank, the number of ranks, the local rank and, if there is one, the local size, "
     "where a launcher of another package has its own", of_one_job=True,
 )  # fmt: skip
-PLACES = _internal(
-    "SHARDRUN_PLACES", "CORES@INTERFACE, with / between those of ranks",
-    "the cores and the network interface of each rank, as far as a rank table says them", of_one_job=True,
-)  # fmt: skip
-STAGED = _internal(
-    "SHARDRUN_STAGED", "RANKS=KEY, with ; between them",
-    "which ranks load which copy of the model in the cache of their host", of_one_job=True,
+TOLD = _internal(
+    "SHARDRUN_TOLD", "1",
+    "the launcher tells each rank over the control socket its cores, its network interface, or which copy of "
+    "the model it loads", of_one_job=True,
 )  # fmt: skip
 BOUND = _internal(
     "SHARDRUN_BOUND", "1", "no other rank of the job runs on this rank's cores", of_one_job=True
@@ -191,9 +180,9 @@ PYTHON: Variable[str] = Variable(
     "the interpreter that the scripts of `shardrun scripts` start",
 )  # fmt: skip
 
-VARIABLES: tuple[Variable[Any], ...] = (
+VARIABLES: tuple[Variable[object], ...] = (
     *(TIMEOUT, THREADS, CHOSEN, BIND, WEIGHTS, CACHE, CACHE_LIMIT, CUDA_GRAPHS, TARGET, MINDSPORE_LITE),
-    *(JOB, PYTHON, CONTROL, SCRATCH, IDENTITY, PLACES, STAGED, BOUND, SAFE_PATH, RUN_ALL),
+    *(JOB, PYTHON, CONTROL, SCRATCH, IDENTITY, TOLD, BOUND, SAFE_PATH, RUN_ALL),
 )
 
 FOR_RANKS = tuple(item for item in VARIABLES if not item.of_one_job and not item.internal)

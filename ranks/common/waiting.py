@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from ranks.common.processes import is_stopped
+from ranks.common.pulse import wait
 from ranks.errors import ShardrunError
 from sharding.common.text import one_line, shortened
 
@@ -30,6 +31,7 @@ class HeldError(ShardrunError, TimeoutError):
     that cannot be used is none."""
 
 
+@wait
 def take(descriptor: int, how: int, path: Path, seconds: float | None = None) -> None:
     """Locks a descriptor (flock) of ``path``, waiting for others at most ``seconds``, by default
     ``SHARDRUN_TIMEOUT``.

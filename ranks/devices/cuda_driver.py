@@ -12,7 +12,6 @@ import ctypes
 import threading
 from collections.abc import Iterator
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
-from typing import Any
 
 from ranks.errors import DeviceError
 
@@ -128,7 +127,7 @@ class Driver:
             if function is not None:
                 function.argtypes, function.restype = arguments, c_int
         self._contexts: dict[int, c_void_p] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may come in while this thread holds it
         count = c_int(0)
         try:
             self.call("cuInit", 0)
@@ -141,7 +140,7 @@ class Driver:
             )
         self.devices = count.value
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: object) -> None:
         """Calls a function of the driver. Raises `CudaError` where it fails or the driver lacks it."""
         function = getattr(self._library, name, None)
         if function is None:

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 import numpy as np
 
@@ -65,7 +65,7 @@ class Member:
         shape = (count, *self._header.shape[1:])
         check_memory(math.prod(shape) * self._header.dtype.itemsize, self._header.where)
         array = np.empty(shape, self._header.dtype)
-        view: Any = memoryview(array.reshape(-1).view(np.uint8).data) if array.nbytes else b""
+        view = array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
         done = 0
         while done < array.nbytes:
             read = self._file.readinto(view[done:])  # type: ignore[attr-defined]  # a buffered reader

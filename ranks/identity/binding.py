@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ranks.common.ranges import in_ranges, parse_ranges
-from ranks.common.settings import BIND, BOUND, PLACES
+from ranks.common.settings import BIND, BOUND
 from ranks.errors import IdentityError
 from ranks.identity.place import Identity
+from ranks.identity.told import NOTHING, Told
+from sharding.common.ranges import in_ranges, parse_ranges
 
 INTERFACES = {
     "gloo": "GLOO_SOCKET_IFNAME",
@@ -29,20 +30,19 @@ Core = frozenset[int]
 """The processors of one core: its hardware threads."""
 
 
-def bind(identity: Identity, root: Path = Path("/")) -> None:
+def bind(identity: Identity, told: Told = NOTHING, root: Path = Path("/")) -> None:
     """Binds this process, rank ``identity`` of a job, to its cores. Raises `IdentityError` where those that
     were asked for are not there."""
-    cores, interface = _said(identity)
-    if interface:
+    if told.interface:
         for name in INTERFACES.values():
-            os.environ.setdefault(name, interface)
+            os.environ.setdefault(name, told.interface)
     asked = BIND.get()
     size = identity.local_size or 1
     if asked == "none" or not hasattr(os, "sched_setaffinity"):
         return
     nodes = nodes_of(os.sched_getaffinity(0), root)
-    if cores and not asked:
-        _bind_to(cores, nodes, f"the rank table has the cores {cores} for rank {identity.rank}")
+    if told.cores and not asked:
+        _bind_to(told.cores, nodes, f"the rank table has the cores {told.cores} for rank {identity.rank}")
         return
     if not asked and (size == 1 or sum(map(len, nodes)) < size):
         return
@@ -52,25 +52,11 @@ def bind(identity: Identity, root: Path = Path("/")) -> None:
         os.environ[BOUND.name] = "1"
 
 
-def _said(identity: Identity) -> tuple[str, str]:
-    """The cores and the interface that a rank table says for this rank; "" where it says none."""
-    said = PLACES.text().split("/")
-    cores, _, interface = (said[identity.rank] if identity.rank < len(said) else "").partition("@")
-    return cores, interface
-
-
-def said(places: Sequence[tuple[str, str]]) -> str:
-    """What `bind` is told of each rank's cores and interface; "" where nothing is known of any."""
-    return "/".join("@".join(place) for place in places) if any(map(any, places)) else ""
-
-
 def _bind_to(cores: str, nodes: Sequence[Sequence[Core]], why: str) -> None:
     wanted = set(parse_ranges(cores) or ())
     if not wanted:
         raise IdentityError(f"{why}, which are no list of cores such as 0-3: correct the table")
     there = {cpu for node in nodes for core in node for cpu in core}
-    if not wanted:
-        raise IdentityError(f"{why}, which are none: correct the table, or give --bind none")
     if lacking := wanted - there:
         raise IdentityError(
             f"{why}: this process may use the cores {in_ranges(there)}, and not {in_ranges(lacking)}: "

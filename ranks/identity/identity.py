@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from ranks.common import sources
 from ranks.common.processes import status
-from ranks.common.ranges import expand_counts
 from ranks.common.settings import IDENTITY, JOB
 from ranks.errors import IdentityError
 from ranks.identity.place import Identity
+from sharding.common.ranges import expand_counts
 
 Environ = Mapping[str, str]
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ranks.common.notice import warn_user
 from ranks.common.progress import progress
 from ranks.evaluation.evaluate import Options, evaluate, odd
 
 if TYPE_CHECKING:
+    from ranks.evaluation.metrics import Wanted
     from ranks.lite.built import Built
 
 
-def evaluated(built: Built, data: Any, metrics: Any, options: Options) -> dict[str, object]:
+def evaluated(
+    built: Built, data: str | os.PathLike[str] | Iterable[object], metrics: Wanted, options: Options
+) -> dict[str, object]:
     """`ranks.Model.eval`; warns of what the values alone do not say."""
     names = [spec.name for spec in built.outputs]
     with progress("evaluating") as update:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+    from ranks.evaluation.metrics import Wanted
     from ranks.state.session import Session
     from ranks.weights.updated.values import Given
     from sharding.common.arrays import Array
@@ -292,7 +293,7 @@ class Model(OneProcess):
     def eval(
         self,
         data: str | os.PathLike[str] | Iterable[object],
-        metrics: Any = None,
+        metrics: Wanted | None = None,
         *,
         batch_size: int | None = None,
         label: str | None = None,

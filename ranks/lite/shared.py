@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex
 
 from ranks.errors import WeightsError
 from ranks.lite.model import Model
@@ -46,12 +46,11 @@ class SharedModel(Model):
             raise as_runtime_error("SharedModel failed!", WeightsError("the model is closed."))
         return built.shared.given
 
-    def take(self, model: Any, *arguments: Any) -> None:
+    def take(self, model: object, *arguments: object) -> None:
         """Builds from a path, or from a model's bytes or an object that is one."""
-        if isinstance(model, (bytes, bytearray, memoryview)) or hasattr(model, "graph"):
-            self.build_from_buffer(model, *arguments)
-        else:
-            self.build_from_file(model, *arguments)
+        held = isinstance(model, (bytes, bytearray, memoryview)) or hasattr(model, "graph")
+        build: Callable[..., None] = self.build_from_buffer if held else self.build_from_file
+        build(model, *arguments)
 
     def close(self) -> None:
         """Frees the model, and lets nobody attach to it any more. Safe to call twice."""
@@ -151,10 +150,11 @@ def attach(
     return model
 
 
-def _seconds(timeout: Any) -> float:
+def _seconds(timeout: object) -> float:
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         if (
-            not isinstance(timeout, (str, bytes, bool))
+            isinstance(timeout, (SupportsFloat, SupportsIndex))
+            and not isinstance(timeout, bool)
             and 0 <= (seconds := float(timeout)) <= LONGEST_TIMEOUT
         ):
             return seconds

@@ -51,7 +51,7 @@ class Part:
 
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """All groups of ranks that differ on this axis only."""
-        return tuple(sorted({self.mesh.group(rank, axis) for rank in range(self.mesh.size)}))
+        return tuple(self.mesh.groups(axis))
 
     def columns(self) -> tuple[tuple[int, ...], ...]:
         """All groups of ranks with the same place on the tensor axis: each holds every stage once."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -20,6 +19,7 @@ from ranks.errors import ModelError
 from ranks.precision.request import FLOAT16, FLOAT32, Precision
 from ranks.precision.types import Typed, Types, bindings
 from ranks.sessions.nodes import is_collective
+from sharding.common.arrays import Array
 from sharding.onnx_files.walk import graphs_in, mentioned, subgraphs
 
 _SOURCES = {FLOAT16: ("tensor(float)",), FLOAT32: ("tensor(float16)", "tensor(bfloat16)")}
@@ -256,7 +256,7 @@ class _Graph:
 
     def _largest(self, tensor: onnx.TensorProto) -> float:
         try:
-            array: Any = onnx.numpy_helper.to_array(tensor, str(self._file.parent))
+            array: Array = onnx.numpy_helper.to_array(tensor, str(self._file.parent))
         except Exception as error:  # onnx's readers raise many
             raise ModelError(f"The weight {tensor.name!r} of {self._file} cannot be read: {error}.") from None
         if not array.size or array.dtype.kind != "f":

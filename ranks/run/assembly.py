@@ -14,6 +14,7 @@ import onnxruntime as ort
 from ranks.agreement import handshake, likeness
 from ranks.collectives.base import Communicator
 from ranks.collectives.buffers import HostMemory, Memory
+from ranks.common.progress import LOADING
 from ranks.common.tensors import Dim, TensorSpec, element_dtype
 from ranks.devices import devices
 from ranks.errors import ModelError, ShardError
@@ -103,7 +104,7 @@ def assemble(
         if plan.point_to_point:
             peers = handshake.peers(part, world.rank, world.size)
             mail = Mail(exchange, memory, peers, plan.mail, announced=part is not None)
-    programs = _Programs(file, config, memory, group, mail, weights)
+    programs = _Programs(file, config, memory, group, mail, weights, total=_sessions(plan))
     builder, program = programs.make(plan)
     inputs = [_spec(name, builder.named(name)) for name in plan.inputs]
     outputs = [_spec(name, builder.named(name)) for name in plan.outputs]
@@ -178,6 +179,12 @@ def _agreed(  # noqa: PLR0917 - what `assemble` was given
     return plan
 
 
+def _sessions(plan: Cut) -> int:
+    """How many sessions a cut takes, those of the bodies in it too."""
+    bodies = (body for controls in plan.controls for control in controls for body in control.bodies)
+    return sum(bool(segment.outputs) for segment in plan.segments) + sum(map(_sessions, bodies))
+
+
 def whole_shapes(
     manifest: Manifest | None, dims: Mapping[str, Sequence[Dim]] | None
 ) -> dict[str, Sequence[Dim]]:
@@ -200,6 +207,8 @@ class _Programs:
     weights: VariableWeights | None
     segments: int = 0
     """Sessions made so far."""
+    total: int = 0
+    """Sessions to be made."""
     parts: Parts | None = None
     """What the program that was made last is made of."""
 
@@ -224,6 +233,7 @@ class _Programs:
                 chosen = automatic.for_segment(config, part)
                 session = _session(model_file.serialized(part, self.file), chosen, what)
                 self.segments += 1
+                LOADING.report(self.segments, self.total + 1)
             builder.learn(session.get_outputs() if session else (), plan.collectives[index])
             sessions.append(session)
             driven += [self._driven(control, builder) for control in plan.controls[index]]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ranks.cache import locks
 from ranks.collectives.base import Communicator
+from ranks.common.progress import LOADING
 from ranks.common.tensors import Dim, element_number, spec_of
 from ranks.devices import devices
 from ranks.errors import ModelError, ShardError
@@ -89,6 +90,7 @@ def load(
     """
     provider, given = placement.providers[0], options.given
     devices.require(provider, placement.device_id)
+    LOADING.report(0, 1)
     if pattern.is_pattern(path):
         communicator = communicator or group.join_for(provider)
         path, given = pattern.resolve(path, communicator.rank, communicator.size), None
@@ -122,6 +124,7 @@ def load(
     except UnicodeDecodeError as error:
         raise ModelError(f"{given} is damaged: a name in it is not UTF-8 ({error}).") from None
     found.given = given
+    LOADING.report(1, 1)
     return found
 
 

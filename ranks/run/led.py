@@ -1,7 +1,7 @@
 """Ranks that something else started, led by rank 0: it asks, and all of them run their models for it.
 
-No launcher stands beside these ranks to compare their answers. So each request says whether the leader could
-compute the one before it: a rank that fared otherwise is out of step, and ends.
+No launcher stands beside these ranks to compare their answers. So a rank that cannot compute waits a moment
+for the others to fail alike: if they do, all are still in step. If they do not, it leaves and says why.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from ranks.errors import CollectiveError, ShardrunError
+from ranks.run.steps.shown import Asking, shown
 from ranks.talk.wire import Kind, Message, WireError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from ranks.collectives.broadcast import Spreader
     from ranks.run.rank_model import RankModel
+    from ranks.state.session import Wish
     from ranks.talk.reports import Change, More
     from sharding.common.arrays import Array
 
@@ -39,9 +41,9 @@ class Leader:
         self.models = list(models)
         self._spreader = spreader
         self._turn = threading.Lock()
-        self._failed = False
         self._ended = threading.Event()
         self._asked = 0
+        self._asking = [Asking() for _ in models]
         if spreader.size > 1:
             patience = spreader.timeout / _LOOKS
             waker = threading.Thread(target=self._wake, args=(patience,), name="shardrun leader", daemon=True)
@@ -63,10 +65,21 @@ class Leader:
 
         return self._together({"model": place}, feeds, run)
 
-    def step(self, place: int, number: int, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """One step of a sequence of a model; as `run`, and as `RankModel.step`."""
-        model = self.models[place]
-        return self._together({"model": place, "session": number}, feeds, lambda: model.step(number, feeds))
+    def step(
+        self, place: int, number: int, feeds: Mapping[str, Array], ask: Wish | None = None
+    ) -> dict[str, Array]:
+        """One step of a sequence of a model; as `run`, and as `ranks.state.session.Host.step`."""
+        model, tensors = self.models[place], dict(feeds)
+        told: dict[str, object] = {"model": place, "session": number}
+        if ask is not None:
+            told["asked"], more = ask.told()
+            tensors |= more
+
+        def run() -> dict[str, Array]:
+            rows = self._asking[place].rows(told, tensors)
+            return shown(model.step(number, tensors, rows), rows)
+
+        return self._together(told, tensors, run)
 
     def change(self, place: int, change: str, number: int, **more: Unpack[More]) -> None:
         """As `ranks.state.session.Host.change`, on every rank."""
@@ -90,15 +103,16 @@ class Leader:
             if self.ended:
                 raise CollectiveError("The ranks that this one led have ended: start the job anew.")
             self._tell(Kind.PREDICT, fields, dict(feeds))
-            self._failed = False
             try:
                 return run()
             except CollectiveError:
                 self._ended.set()
                 raise
-            except Exception:
-                self._failed = True
-                raise
+            except Exception as error:
+                if self._spreader.all_failed(_reason(error)):
+                    raise
+                self._ended.set()
+                raise _alone(error, "this rank") from error
 
     @contextlib.contextmanager
     def _in_step(self) -> Iterator[None]:
@@ -118,7 +132,7 @@ class Leader:
         """Sends a message to all other ranks, or ends where it is sent to some only."""
         self._asked += 1
         try:
-            self._spreader.spread(Message(kind, {**fields, "failed": self._failed}, tensors or {}))
+            self._spreader.spread(Message(kind, fields, tensors or {}))
         except WireError:  # of a tensor that cannot travel: nothing was sent
             raise
         except BaseException:
@@ -144,42 +158,39 @@ def follow(models: Sequence[RankModel], spreader: Spreader) -> str:
     """The other ranks' side: does what rank 0 asks until it ends; returns how it did, one of `FATES`.
 
     Raises `CollectiveError` where the group breaks, and the first cause where this rank cannot compute what
-    rank 0 can.
+    others can.
     """
-    failed: Exception | None = None
+    asking = [Asking() for _ in models]
     while True:
-        try:
-            message = spreader.spread(None)
-        except CollectiveError as error:
-            if failed is not None:  # rank 0 is in the middle of what this rank could not do
-                raise _alone(failed) from error
-            raise
+        message = spreader.spread(None)
         fields = message.fields
-        if fields.get("failed") and failed is None:
-            raise CollectiveError("Rank 0 could not compute what this rank could: it says why.")
-        if failed is not None and not fields.get("failed"):
-            raise _alone(failed)
         if message.kind is Kind.STOP:
             return str(fields.get("fate"))
         if message.kind is Kind.HELLO:
             continue
-        model = models[cast("int", fields["model"])]
+        place = cast("int", fields["model"])
+        model = models[place]
         if message.kind is Kind.SESSION:
-            more = {name: value for name, value in fields.items() if name not in {"model", "failed"}}
+            more = {name: value for name, value in fields.items() if name != "model"}
             model.sequences.change(**cast("Change", more))
             continue
-        failed = None
         try:
             session = fields.get("session")
             if session is None:
                 model.run(message.tensors)
             else:
-                model.step(cast("int", session), message.tensors)
+                rows = asking[place].rows(fields, message.tensors)
+                model.step(cast("int", session), message.tensors, rows)
         except CollectiveError:
             raise
         except Exception as error:
-            failed = error
+            if not spreader.all_failed(_reason(error)):
+                raise _alone(error, f"rank {spreader.rank}") from error
 
 
-def _alone(error: Exception) -> ShardrunError:
-    return CollectiveError(f"{error} Rank 0 could compute what this rank could not.")
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, ShardrunError) else f"{type(error).__name__}: {error}."
+
+
+def _alone(error: Exception, who: str) -> ShardrunError:
+    return CollectiveError(f"{_reason(error)} Other ranks could compute what {who} could not.")

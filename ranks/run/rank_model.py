@@ -14,6 +14,7 @@ import onnxruntime as ort
 
 from ranks.cache import locks
 from ranks.common import forks
+from ranks.common.pulse import work
 from ranks.common.tensors import TensorSpec, order_feeds
 from ranks.errors import ModelError, ShardrunError, WeightsError
 from ranks.models import model_file
@@ -95,6 +96,7 @@ class RankModel:
     def _renew_lock(self) -> None:
         self._lock = threading.Lock()
 
+    @work
     def run(self, feeds: Mapping[str, Array]) -> list[Array]:
         """Runs the model once; in a group every rank must call it, with the same feeds.
 
@@ -154,6 +156,7 @@ class RankModel:
         with self._lock:  # two hosts would give two sessions one number
             return sequences.serve(self.inputs, self.optional_inputs, self.step)
 
+    @work
     def step(self, number: int, feeds: Mapping[str, Array], asked: Asked | None = None) -> dict[str, Array]:
         """One step of an open sequence: the outputs that are no state, by name; a collective of the group.
 

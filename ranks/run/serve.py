@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from ranks.common import large_pages
-from ranks.common.ranges import in_ranges
+from ranks.common.pulse import work
 from ranks.errors import CollectiveError, ShardrunError
 from ranks.run.steps.follow import Lead, follow
+from ranks.run.steps.shown import Asking, shown
 from ranks.talk.wire import Kind, Message
+from sharding.common.ranges import in_ranges
 
 if TYPE_CHECKING:
     from ranks.collectives.broadcast import Spreader
@@ -25,11 +27,18 @@ if TYPE_CHECKING:
 
 
 def serve(
-    identity: Identity, control: Control | None, path: str, target: str = "cpu", precision: str = ""
+    identity: Identity,
+    control: Control | None,
+    path: str,
+    target: str = "cpu",
+    precision: str = "",
+    *,
+    copy: str = "",
 ) -> None:
     """Joins the group, loads ``path`` on ``target`` and serves; returns when the launcher says stop.
 
-    ``precision``: the text of a `ranks.precision.request.Asked`; "" for none.
+    ``precision``: the text of a `ranks.precision.request.Asked`; "" for none. ``copy``: the key of the copy
+    that stands for ``path`` on this host.
     """
     if control is None:
         raise ShardrunError(
@@ -41,14 +50,15 @@ def serve(
     from ranks.precision.request import Asked
     from ranks.run.target import load
 
-    path = staged.here(path, identity.rank, identity.host)
+    control.computes_here = target == "cpu"
+    path = staged.here(path, copy, identity.host)
     began = time.perf_counter()
     asked = Asked.from_text(precision) if precision else None
     communicator, model = load(path, identity, target, asked=asked)
     control.send(
         Kind.READY, _describe(model, model.collectives or communicator.name, time.perf_counter() - began)
     )
-    spreader = Spreader(communicator)
+    spreader, asking = Spreader(communicator), Asking()
     try:
         while True:
             # Blocks without a time-out and without spinning: an idle rank uses no CPU. No rank waits for a
@@ -57,7 +67,7 @@ def serve(
             if message.kind is Kind.STOP:
                 break
             if message.kind is Kind.PREDICT:
-                _predict(message, identity.rank, model, spreader, control)
+                _predict(message, identity.rank, model, spreader, control, asking)
             elif message.kind is Kind.SESSION:
                 _change(message.fields, identity.rank, model, control)
     finally:
@@ -65,7 +75,10 @@ def serve(
         communicator.close()
 
 
-def _predict(message: Message, rank: int, model: RankModel, spreader: Spreader, control: Control) -> None:
+@work
+def _predict(  # noqa: PLR0917 - what `serve` has
+    message: Message, rank: int, model: RankModel, spreader: Spreader, control: Control, asking: Asking
+) -> None:
     request, session = message.fields.get("request"), message.fields.get("session")
     given = spreader.spread(message if rank == 0 else None)
     feeds, run = given.tensors, cast("RunReport | None", given.fields.get("run"))
@@ -77,7 +90,8 @@ def _predict(message: Message, rank: int, model: RankModel, spreader: Spreader, 
             step = functools.partial(model.step, cast("int", session))
             more, tensors = {"error": follow(step, feeds, run, spreader, lead)}, {}
         elif session is not None:
-            tensors = model.step(cast("int", session), feeds)
+            rows = asking.rows(given.fields, feeds)
+            tensors = shown(model.step(cast("int", session), feeds, rows), rows)
         else:
             outputs = model.run(feeds)
             tensors = {spec.name: array for spec, array in zip(model.outputs, outputs, strict=True)}
@@ -94,6 +108,7 @@ def _predict(message: Message, rank: int, model: RankModel, spreader: Spreader, 
         control.send(Kind.FAILED, {"request": request, "type": type(error).__name__, "message": str(error)})
 
 
+@work
 def _change(fields: Mapping[str, object], rank: int, model: RankModel, control: Control) -> None:
     """Changes a sequence. Nobody waits for it: what fails is told by the next step."""
     if fields["change"] == "describe":

@@ -24,21 +24,23 @@ def nodes_of(session: ort.InferenceSession) -> list[tuple[str, str, str]]:
     return [(part.ep_name, node.op_type, node.name) for part in parts for node in part.get_nodes()]
 
 
+def on_cpu(session: ort.InferenceSession) -> set[str]:
+    """The names of the nodes that the CPU's provider has taken; see `nodes_of`."""
+    return {name for who, _, name in nodes_of(session) if who == CPU and name}
+
+
 def read_on_cpu(
     graph: onnx.GraphProto, session: ort.InferenceSession, names: Collection[str]
 ) -> dict[str, str]:
     """The values among ``names`` that nodes read which the CPU's provider has taken, and no others, each with
     the type of such a node. ``graph`` is what the session was made of, with its optimisations off and names
     by `name_all`.
-
-    Where a node in the body of another reads on the CPU what is read on the device elsewhere, ONNX Runtime
-    copies it in each run.
     """
-    on_cpu = {name for who, _, name in nodes_of(session) if who == CPU and name}
+    there = on_cpu(session)
     read: dict[str, str] = {}
     on_device: set[str] = set()
     for node in nodes_in(graph):
-        if node.name in on_cpu:
+        if node.name in there:
             read.update(dict.fromkeys(node.input, node.op_type))
         else:
             on_device.update(node.input)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ranks.common import forks, heap
+from ranks.common.elsewhere import ELSEWHERE
 from ranks.common.tensors import spec_of
 from ranks.devices.providers import CPU
 
@@ -45,7 +46,7 @@ class Idle:
         self._watch = _Watch()
         forks.in_child(self, Idle._renew)
         # Also at the interpreter's end, which must not come while the thread is inside of ONNX Runtime.
-        weakref.finalize(self, self._watch.end)
+        ELSEWHERE.when_gone(self, self._watch.end, at_exit=True)
 
     def _renew(self) -> None:
         self._lock, self._running = threading.Lock(), 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,8 +17,10 @@ from ranks.collectives.buffers import Memory, nbytes
 from ranks.errors import ShardrunError
 from ranks.state.feeds import MASKS, POSITIONS, spread
 from ranks.state.sequence import SequenceState
-from ranks.state.session import INTERRUPTED, Host, Known, Session
-from sharding.common.arrays import Array
+from ranks.state.session import INTERRUPTED, Host, Known, Session, Wish
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -112,10 +115,10 @@ class Batch:
         """A session with a copy of a row."""
         return Session(self._host, member=self.member(row))
 
-    def step(self, ids: Array) -> dict[str, Array]:
+    def step(self, ids: Array, ask: Wish | None = None) -> dict[str, Array]:
         """Each row reads one token; the outputs that are no state, by name, with a row each.
 
-        ``ids``: int64 (rows,).
+        ``ids``: int64 (rows,); ``ask``: as `ranks.state.session.Session.step`.
         """
         assert self._number is not None
         known, rows = self._known, len(self.lengths)
@@ -133,7 +136,7 @@ class Batch:
             elif spec.name in POSITIONS and spec.name in known.filled:
                 feeds[spec.name] = spread(spec, lengths.reshape(rows, 1).astype(spec.dtype))
         try:
-            results = self._host.step(self._number, feeds)
+            results = self._host.step(self._number, feeds, ask)
         except ShardrunError:
             raise
         except BaseException:

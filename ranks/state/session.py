@@ -17,7 +17,7 @@ from sharding.slices.state_names import TOKENS
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ranks.talk.reports import More
+    from ranks.talk.reports import AskReport, More
     from sharding.common.arrays import Array
 
 
@@ -27,13 +27,21 @@ INTERRUPTED = (
 )
 
 
+class Wish(Protocol):
+    """What a step is asked for instead of an output, as `ranks.tokens.wanted.Ask`."""
+
+    def told(self) -> tuple[AskReport, dict[str, Array]]:
+        """How it travels: as JSON, and the tensors that go with it."""
+
+
 class Host(Protocol):
     """What runs the steps of sessions: a model in this process, or the ranks of a group."""
 
     known: Known
 
-    def step(self, number: int, tensors: dict[str, Array]) -> dict[str, Array]:
-        """One step of a sequence: the outputs that are no state, by name."""
+    def step(self, number: int, tensors: dict[str, Array], ask: Wish | None = None) -> dict[str, Array]:
+        """One step of a sequence: the outputs that are no state, by name. What ``ask`` says may come instead
+        of one of them."""
 
     def change(self, change: str, number: int, **more: Unpack[More]) -> None:
         """Opens a sequence, makes another (``new``) a copy of it, rewinds it to a ``length``, closes it, or
@@ -116,6 +124,10 @@ class Session:
         from. Raises `ShardrunError` for inputs that do not fit, and what the model's own prediction raises;
         the state is then what it was before.
         """
+        return self.step(feeds, None)
+
+    def step(self, feeds: Mapping[str, Array], ask: Wish | None) -> dict[str, Array]:
+        """As `predict`; where the ranks can show what is asked for, it comes instead of its output."""
         self._check_open()
         if not isinstance(feeds, Mapping):
             raise ShardrunError(
@@ -132,7 +144,7 @@ class Session:
         arrays = order_feeds(specs, feeds)
         tensors = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
         try:
-            results = self._host.step(self._number, tensors)
+            results = self._host.step(self._number, tensors, ask)
         except ShardrunError:
             raise
         except BaseException:  # Ctrl-C: the ranks may finish the step, and nobody knows how far the state is

@@ -11,8 +11,10 @@ import threading
 import weakref
 from collections.abc import Mapping
 
+from ranks.common.pulse import Pulse, wait
 from ranks.common.settings import SCRATCH
 from ranks.errors import PeerLostError, ShardrunError, is_usage
+from ranks.identity.told import Told
 from ranks.talk import wire
 from ranks.talk.connect import EXIT_ORPHANED, open_socket
 from ranks.talk.stacks import offer
@@ -38,8 +40,12 @@ class Control:
         self._stream = Stream(sock)
         self._sending = threading.Lock()
         self._limit: tuple[object, object] = None, 0
+        self._told: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self._stopping = False
         self._closed = threading.Event()
+        self._pulse = Pulse()
+        self.computes_here = True
+        """Whether the processors of this process do its work: where a device does, they may be at rest."""
         # A forked child that kept the socket open would hide this rank's death.
         os.register_at_fork(after_in_child=functools.partial(_drop_in_child, weakref.ref(self)))
 
@@ -62,6 +68,7 @@ class Control:
         threading.Thread(target=control._listen, name="shardrun control", daemon=True).start()
         return control
 
+    @wait  # for a launcher that reads
     def send(
         self,
         kind: wire.Kind,
@@ -74,6 +81,10 @@ class Control:
                 self._stream.send(wire.Message(kind, fields or {}, tensors or {}))
         except OSError:
             self._end()
+
+    def told(self) -> Told:
+        """What the launcher says of this rank's place: it does so as soon as it knows the rank."""
+        return self._told.get()
 
     def limit_of(self, request: int, first: int) -> int:
         """How many steps of a run the launcher wants so far; ``first``: where it has not said more."""
@@ -110,12 +121,22 @@ class Control:
         self._stopping = True
         self.send(wire.Kind.BYE, {"code": code})
 
+    def _alive(self) -> dict[str, object]:
+        """What a sign of life says."""
+        if not self.computes_here:
+            return {}
+        beat = self._pulse.beat()
+        return {"still": beat.still, "moves": beat.moves}
+
     def _listen(self) -> None:
         try:
             while True:
                 message = self._stream.receive()
                 if message.kind is wire.Kind.PING:
-                    self.send(wire.Kind.PONG)
+                    self.send(wire.Kind.PONG, self._alive())
+                    continue
+                if message.kind is wire.Kind.TOLD:
+                    self._told.put(Told.of(message.fields))
                     continue
                 if message.kind is wire.Kind.STOP:
                     self._stopping = True

@@ -38,6 +38,8 @@ class Kind(IntEnum):
     LIMIT = 11
     PING = 12
     PONG = 13
+    TOLD = 14
+    LOADING = 15
 
 
 def head(kind: Kind, header: Mapping[str, object], payload: int = 0) -> tuple[bytes, bytes]:

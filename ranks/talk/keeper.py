@@ -74,8 +74,14 @@ def _answer(told: socket.socket, child: int, sending: threading.Lock) -> None:
         process = os.pidfd_open(child)
         while told.recv(_ASKED_BYTES):
             text = stacks.read(child, process, stacks.place_in(child))
+            # At once: of a host that is gone nobody waits for the others.
+            more = stacks.can_spy()
             with sending:
-                told.sendall(_frame(Kind.PONG, {"stacks": text}))
+                told.sendall(_frame(Kind.PONG, {"stacks": text, "more": more}))
+            if more:
+                text = stacks.native(child) or text
+                with sending:
+                    told.sendall(_frame(Kind.PONG, {"stacks": text}))
 
 
 def _pass_on(child: int, number: int) -> None:

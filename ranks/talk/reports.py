@@ -69,6 +69,16 @@ class TextReport(TypedDict):
     ids: list[int]
 
 
+class AskReport(TypedDict):
+    """What is wanted of logits instead of all of them: `ranks.tokens.wanted.Ask`. Of each row: how many of
+    the best tokens, how many named besides, whether log-probabilities, and their slack."""
+
+    output: str
+    vocabulary: int
+    every: bool
+    rows: list[list[float]]
+
+
 class RunReport(TypedDict):
     """Steps that the ranks make by themselves: the names of the input of ids and of the output of logits, how
     many ids there are, how many steps at most, how many until the launcher wants more, and the text that the

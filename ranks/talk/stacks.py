@@ -2,7 +2,7 @@
 
 Python's faulthandler writes that when a signal comes, also while a library keeps the interpreter to itself.
 It goes into memory that has no name, which a process of the same user and host can read: the launcher, or
-the process above a rank of another host.
+the process above a rank of another host. Where py-spy is installed there, native stacks can be had, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import contextlib
 import faulthandler
 import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,7 +24,10 @@ SIGNAL = signal.SIGRTMIN + 7 if sys.platform == "linux" else 0
 """One that programs do not use for themselves."""
 MOST_BYTES = 64 << 10
 _NAME = "shardrun-stacks"
+_SPY = "py-spy"
 _WRITE_SECONDS, _NAP = 1.0, 0.02
+SPY_SECONDS = 10.0
+"""The most that `native` takes."""
 
 
 def offer() -> int:
@@ -58,6 +63,24 @@ def read(pid: int, process: int, place: int) -> str:
             if said and said == before:
                 break
     return main_first(said)
+
+
+def can_spy() -> bool:
+    """Whether `native` may give something on this host."""
+    return shutil.which(_SPY) is not None
+
+
+def native(pid: int) -> str:
+    """Python and native stacks of a process of this host; "" where that cannot be had."""
+    if (program := shutil.which(_SPY)) is None:
+        return ""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            [program, "dump", "--native", "--nonblocking", "--pid", str(pid)], capture_output=True, text=True,
+            errors="replace", stdin=subprocess.DEVNULL, timeout=SPY_SECONDS, check=False,
+        )  # fmt: skip
+        return done.stdout if done.returncode == 0 else ""
+    return ""
 
 
 def main_first(text: str) -> str:

@@ -23,13 +23,18 @@ Shown = NDArray[np.float64]
 their scores."""
 
 
-def count(options: SamplingOptions, part: int) -> int | None:
-    """How many tokens a rank shows of the ``part`` that it has, 0 for the likeliest alone; None where all
-    scores are needed."""
+def most(options: SamplingOptions) -> int | None:
+    """How many tokens may be chosen, 0 for the likeliest alone; None where all scores are needed."""
     if options.greedy:
         return 0
     wanted = options.top_k or 0
-    return wanted if 0 < wanted <= min(MOST, part // 4) else None
+    return wanted if 0 < wanted <= MOST else None
+
+
+def count(options: SamplingOptions, part: int) -> int | None:
+    """How many tokens a rank shows of the ``part`` that it has; as `most`."""
+    wanted = most(options)
+    return wanted if wanted is not None and wanted <= part // 4 else None
 
 
 def show(scores: Row, begin: int, wanted: int) -> Shown:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from ranks.talk.reports import TextReport
 from ranks.tokens import best, sampling
 from ranks.tokens.options import SamplingOptions
-from ranks.tokens.penalties import Penalties, Row
+from ranks.tokens.penalties import Ids, Penalties, Row
+from ranks.tokens.wanted import Want
 
 
 class Chooser:
@@ -38,10 +39,20 @@ class Chooser:
         """Whether each token, from now on, is the one with the highest logit, whatever came before."""
         return self.options.greedy and self.penalties.nothing
 
-    def choose(self, row: Row) -> int:
-        """The next token by the model's logits (vocabulary,). Raises `ShardrunError` where none can be
-        chosen."""
-        return self._of(self.penalties.apply(row))
+    def choose(self, row: Row, ids: Ids | None = None) -> int:
+        """The next token by the model's logits (vocabulary,), or by those of the tokens ``ids`` that `want`
+        says. Raises `ShardrunError` where none can be chosen."""
+        place = self._of(self.penalties.apply(row, ids=ids))
+        return place if ids is None else int(ids[place])
+
+    def want(self, logprobs: int | None = None, guesses: Sequence[int] = ()) -> Want | None:
+        """What the choice of the next token needs of the logits, also after these ``guesses`` for the tokens
+        before it; None where it needs all. ``logprobs``: how many of the likeliest tokens are to be told with
+        their log-probabilities."""
+        count, also = best.most(self.options), self.penalties.touched(guesses)
+        if count is None or also is None:
+            return None
+        return Want(count, also) if logprobs is None else Want(max(count, logprobs, 1), also, logs=True)
 
     def shows(self, part: int) -> int | None:
         """`ranks.tokens.best.count` for a rank that has so many tokens of the vocabulary."""

@@ -11,6 +11,7 @@ from ranks.tokens.options import SamplingOptions
 
 Row = NDArray[np.float32]
 """(vocabulary,)."""
+Ids = NDArray[np.int64]
 
 
 class Penalties:
@@ -66,42 +67,66 @@ class Penalties:
         )
         return idle and not forced and (self._read >= self._shortest or not len(self._ends))
 
-    def apply(self, row: Row, begin: int = 0) -> Row:
-        """The logits of the vocabulary, or of a part of it that begins at a token, with all changes; the
-        given ones stay as they are."""
+    def apply(self, row: Row, begin: int = 0, ids: Ids | None = None) -> Row:
+        """The logits of the vocabulary, of a part of it that begins at a token, or of the tokens ``ids`` (by
+        rising id) with all changes; the given ones stay as they are."""
         if self.nothing:
             return row
         row = np.array(row)
-        end = begin + len(row)
+        part: slice | Ids = slice(begin, begin + len(row)) if ids is None else ids
 
-        def put(ids: NDArray[np.int64], value: float) -> None:
-            row[ids[(ids >= begin) & (ids < end)] - begin] = value
+        def put(tokens: Ids, value: float) -> None:
+            row[_places(tokens, part)[0]] = value
 
-        ids, amounts = self._bias
-        here = (ids >= begin) & (ids < end)
-        row[ids[here] - begin] += amounts[here]
+        biased, amounts = self._bias
+        places, here = _places(biased, part)
+        row[places] += amounts[here]
         if self._seen is not None:
-            seen = np.flatnonzero(self._seen[begin:end])
+            seen = np.flatnonzero(self._seen[part])
             values = row[seen]
             row[seen] = np.where(values > 0, values / self._repetition, values * self._repetition)
         if self._counts is not None:
-            counts = self._counts[begin:end]
+            counts = self._counts[part]
             used = np.flatnonzero(counts)
             row[used] -= self._frequency * counts[used] + self._presence
-        if self._ngram and len(self._ids) >= self._ngram - 1:
-            last = tuple(self._ids[len(self._ids) - self._ngram + 1 :])
-            put(np.array(sorted(self._followers.get(last, ())), np.int64), -np.inf)
+        put(self._refused, -np.inf)
         if self._read < self._shortest:
             put(self._ends, -np.inf)
         first = not self._read
-        for ids, now in ((self._first, first), (self._last, self._read + 1 == self._most)):
-            if now and len(ids):
+        for forced, now in ((self._first, first), (self._last, self._read + 1 == self._most)):
+            if now and len(forced):
                 row[:] = -np.inf
-                put(ids, 0)
+                put(forced, 0)
         put(self._never, -np.inf)
         if first:
             put(self._not_first, -np.inf)
         return row
+
+    @property
+    def _refused(self) -> Ids:
+        """The tokens that would make a row of tokens come again."""
+        if not self._ngram or len(self._ids) < self._ngram - 1:
+            return np.empty(0, np.int64)
+        last = tuple(self._ids[len(self._ids) - self._ngram + 1 :])
+        return np.array(sorted(self._followers.get(last, ())), np.int64)
+
+    def touched(self, guesses: Sequence[int] = ()) -> Ids | None:
+        """The tokens whose logits `apply` may change, now and after each of these ``guesses`` for the next
+        tokens, by rising id; None where nobody knows."""
+        if self.nothing:
+            return np.empty(0, np.int64)
+        if self._ngram and guesses:
+            return None
+        found = [self._bias[0], self._refused, self._never, self._not_first, self._first, self._last]
+        if self._read < self._shortest:
+            found.append(self._ends)
+        if self._seen is not None:
+            found.append(np.flatnonzero(self._seen))
+        if self._counts is not None:
+            found.append(np.flatnonzero(self._counts))
+        if self._seen is not None or self._counts is not None:
+            found.append(np.array(guesses, np.int64))
+        return np.unique(np.concatenate(found))
 
     def read(self, token: int) -> None:
         """The text has grown by a token."""
@@ -128,3 +153,13 @@ class Penalties:
         twin._ids = list(self._ids)
         twin._followers = {first: set(last) for first, last in self._followers.items()}
         return twin
+
+
+def _places(tokens: Ids, part: slice | Ids) -> tuple[Ids, NDArray[np.bool_]]:
+    """Where tokens stand in a part of the vocabulary, and which of them are in it."""
+    if isinstance(part, slice):
+        here = (tokens >= part.start) & (tokens < part.stop)
+        return tokens[here] - part.start, here
+    places = np.minimum(np.searchsorted(part, tokens), len(part) - 1)
+    here = part[places] == tokens
+    return places[here], here

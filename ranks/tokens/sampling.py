@@ -50,6 +50,12 @@ class Candidates:
             place -= 1
         return place if self.ids is None else int(self.ids[place])
 
+    def among(self, ids: NDArray[np.int64] | None) -> Candidates:
+        """The same where the row of logits was one of these tokens."""
+        if ids is None:
+            return self
+        return Candidates(ids if self.ids is None else ids[self.ids], self.weights)
+
     def spread(self, vocabulary: int) -> NDArray[np.float64]:
         """The probabilities (vocabulary,)."""
         whole = np.zeros(vocabulary)
@@ -131,13 +137,6 @@ def likeliest(scores: Row) -> int:
     token = int(np.argmax(scores))
     check_finite(float(scores[token]))
     return token
-
-
-def log_softmax(scores: Row) -> Row:
-    """Log-probabilities (vocabulary,)."""
-    shifted: Row = scores - scores.max()
-    shifted -= np.log(np.exp(shifted).sum(dtype=np.float64)).astype(np.float32)
-    return shifted
 
 
 def top(values: Row, count: int) -> NDArray[np.int64]:

@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     import numpy as np
-    from numpy.typing import NDArray
+    import numpy.typing as npt
 
-    Array: TypeAlias = NDArray[Any]
+    Array: TypeAlias = npt.NDArray[Any]
     DType: TypeAlias = np.dtype[Any]
+    ArrayLike: TypeAlias = npt.ArrayLike
+    DTypeLike: TypeAlias = npt.DTypeLike
 else:
-    Array = DType = object
+    Array = DType = ArrayLike = DTypeLike = object

@@ -21,14 +21,13 @@ from typing import TypedDict, cast
 
 from sharding.common import super_pods
 from sharding.common.documents import DocumentError, quote, read_document
+from sharding.common.ranges import parse_ranges
 from sharding.common.text import counted
 from sharding.errors import ShardrunError
 
 VERSION = "1.0"
 VERSIONS = (VERSION, super_pods.VERSION)
 MAX_ID = 2**31 - 1
-_MOST_CORES = 1 << 16
-_CORES = re.compile(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", re.ASCII)
 _INTERFACE = re.compile(r"[^\s/,\x00-\x1f]{1,15}", re.ASCII)
 """Linux's own bounds of such a name."""
 
@@ -284,11 +283,9 @@ def _check_servers(check: Checker, servers: list[dict[str, object]]) -> tuple[De
                 isinstance(device_ip, str) and (_is_ip(device_ip) or not device_ip)
             ):
                 check.fail(f"{place}.device_ip", "an IP address", quote(device_ip))
-            cores = check.matching(device, "cores", place, _CORES.fullmatch, 'processors, such as "0-3"')
-            for first, last in re.findall(r"(\d+)-(\d+)", cores):
-                if not 0 <= int(last) - int(first) < _MOST_CORES:
-                    check.fail(f"{place}.cores", "the lower number first, and no more than machines have",
-                               quote(cores))  # fmt: skip
+            cores = check.matching(
+                device, "cores", place, parse_ranges, 'processors such as "0-3,8", the lower number first'
+            )
             known_ip = device_ip if isinstance(device_ip, str) and device_ip else None
             for key, value, seen, expected in (
                 ("device_id", device_id, device_paths, "a device used once on its server"),

@@ -30,6 +30,7 @@ def check_devices(check: Checker, servers: Sequence[dict[str, object]]) -> None:
 def check_pods(check: Checker, document: dict[str, object], servers: Sequence[dict[str, object]]) -> None:
     """Notes what is wrong with the list of super pods: each server must be in one of them."""
     names = [server.get("server_id") for server in servers]
+    known = {name for name in names if isinstance(name, str)}
     seen: dict[str, str] = {}
     pods: dict[str, str] = {}
     for index, pod in enumerate(check.items(document, KEY, "$", "super pods") or ()):
@@ -50,7 +51,7 @@ def check_pods(check: Checker, document: dict[str, object], servers: Sequence[di
             )
             if "server_id" not in member:
                 continue
-            if not isinstance(server, str) or server not in names:
+            if not isinstance(server, str) or server not in known:
                 check.fail(place, "the name of a server of server_list", quote(server))
             elif server in seen:
                 check.fail(place, "a server in one super pod", f"{quote(server)}, also at {seen[server]}")

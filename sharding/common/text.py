@@ -22,6 +22,21 @@ def human_bytes(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
 
 
+_SIZE = re.compile(r"(\d{1,19})(\.\d{1,9})? ?(?:([KMGT])(i)?)?B?", re.ASCII | re.IGNORECASE)
+
+
+def parse_size(text: str) -> int | None:
+    """The number of bytes of a text such as 24GB, 1.5 G or 512 MiB; None for any other text, for 0, and for
+    2^63 or more."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        return None
+    whole, part, unit, binary = found.groups()
+    factor = (1024 if binary else 1000) ** " KMGT".index((unit or " ").upper())
+    size = int(float(whole + part) * factor) if part else int(whole) * factor
+    return size if 0 < size < 2**63 else None
+
+
 def counted(count: int, noun: str) -> str:
     """A number of things: 1 rank, 2 ranks."""
     return f"{count} {noun}{'s' * (count != 1)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sharding.common.attributes import integer, integers
+from sharding.onnx_files.attributes import integer, integers
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sharding.common.attributes import integer, integers
 from sharding.graph import equivalents
 from sharding.graph.values import plain_attribute, shape_of
+from sharding.onnx_files.attributes import integer, integers
 from sharding.rules.base import GIVES, Dim
 from sharding.slices.domains import MICROSOFT
 

@@ -15,8 +15,8 @@ from typing import TypeAlias, TypeGuard
 import numpy as np
 
 from sharding.common.arrays import Array
-from sharding.common.attributes import integers
 from sharding.graph.symbols import MADE_UP, is_made_up
+from sharding.onnx_files.attributes import integers
 from sharding.rules.base import Dim
 from sharding.rules.products import MARK, length_of, product, quotient
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def read(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _locate(tensor: Any, path: Path, outer: bool) -> None:
+def _locate(tensor: onnx.TensorProto, path: Path, outer: bool) -> None:
     """States a tensor's offset and length; one that is no initializer of the model comes into the message."""
     import_graph_library()
     import onnx_ir as ir
@@ -125,7 +125,7 @@ def put_weights(
     return result, replaced
 
 
-def _target(item: Any) -> Target | None:
+def _target(item: onnx.TensorProto) -> Target | None:
     import onnx
 
     try:

@@ -48,8 +48,8 @@ class Crossing:
 
     def groups(self, axis: str) -> list[tuple[int, ...]]:
         """The groups along an axis: the hosts of each one's ranks."""
-        found = dict.fromkeys(self._mesh.group(rank, axis) for rank in range(self._mesh.size))
-        return [tuple(self._topology.hosts[rank] for rank in group) for group in found]
+        hosts = self._topology.hosts
+        return [tuple(hosts[rank] for rank in group) for group in self._mesh.groups(axis)]
 
     def crosses(self, axis: str) -> bool:
         """Whether ranks of some group along an axis are on several hosts."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sharding.common.arrays import Array
-from sharding.common.attributes import integer
+from sharding.onnx_files.attributes import integer
 from sharding.rules.base import Dim, NodeView
 from sharding.slices.placement import REPLICATED, Placement, Split
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sharding.common.attributes import integer
 from sharding.errors import ModelError
 from sharding.graph import body_shapes, contrib_shapes, flow_shapes, shape_values
 from sharding.graph.demanded_lengths import demand
@@ -23,6 +22,7 @@ from sharding.graph.open_lengths import refine, refine_inputs
 from sharding.graph.symbols import is_made_up
 from sharding.graph.values import plain_attribute, replace_by_constant, shape_of, subgraphs
 from sharding.onnx_files import walk
+from sharding.onnx_files.attributes import integer
 from sharding.rewrite.joined_means import join_means
 from sharding.rewrite.joined_pieces import join_pieces
 from sharding.rewrite.lowering import lower

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sharding.common.attributes import integer
 from sharding.graph.fold import small_constant
 from sharding.graph.values import plain_attribute, shape_of
+from sharding.onnx_files.attributes import integer
 from sharding.rewrite.graph_writer import GraphWriter
 from sharding.rules.base import Dim
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sharding.common.arrays import Array
-from sharding.common.attributes import integer, integers
+from sharding.onnx_files.attributes import integer, integers
 from sharding.rules.base import Dim
 from sharding.rules.einsum import equation_terms
 from sharding.rules.elementwise import ELEMENTWISE, UNARY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sharding.common.attributes import integer
+from sharding.onnx_files.attributes import integer
 from sharding.rules.base import NodeView, Option, rule
 from sharding.rules.common import (
     absent,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from sharding.common.attributes import integer, integers
+from sharding.onnx_files.attributes import integer, integers
 from sharding.rules.base import Dim, Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     Shape,

@@ -8,7 +8,7 @@ from typing import TypedDict
 import numpy as np
 
 from sharding.common.arrays import Array, DType
-from sharding.common.attributes import integer
+from sharding.onnx_files.attributes import integer
 from sharding.rules.base import Dim, Emit, Emitter, NodeView, Option, Value, Values
 from sharding.slices.placement import PARTIAL, REPLICATED, Placement, Split
 

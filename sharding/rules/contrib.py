@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sharding.common.attributes import integer
+from sharding.onnx_files.attributes import integer
 from sharding.rules.along_axis import others
 from sharding.rules.base import Emitter, NodeView, Option, Values, rule
 from sharding.rules.common import absent, dim, option, shape_of, splits

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from sharding.common.attributes import integer
+from sharding.onnx_files.attributes import integer
 from sharding.rules.base import Emit, Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import absent, bias_once, constant, dim, option, splits, summable
 from sharding.slices.domains import MICROSOFT

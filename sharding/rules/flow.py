@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sharding.common.attributes import integer
+from sharding.onnx_files.attributes import integer
 from sharding.rules.base import Dim, NodeView, Option, rule
 from sharding.rules.common import option, partial_option, splits, summable
 from sharding.slices.placement import PARTIAL, REPLICATED, Split

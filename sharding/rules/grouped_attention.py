@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from sharding.common.attributes import integer
+from sharding.onnx_files.attributes import integer
 from sharding.rules.attention import (
     copies_of,
     divided_counts,

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from sharding.common.arrays import DType
-from sharding.common.attributes import integer
+from sharding.onnx_files.attributes import integer
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     absent,

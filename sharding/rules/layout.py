@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from sharding.common.attributes import integer, integers
+from sharding.onnx_files.attributes import integer, integers
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     axes_parameter,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from sharding.common.attributes import integer
+from sharding.onnx_files.attributes import integer
 from sharding.rules.attention import divided_counts, first_outputs, given_parts
 from sharding.rules.base import NodeView, Option, rule
 from sharding.rules.common import dim, option, shape_of, splits

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from sharding.common.attributes import integer, integers
+from sharding.onnx_files.attributes import integer, integers
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     absent,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from sharding.common.attributes import integer
+from sharding.onnx_files.attributes import integer
 from sharding.rules.along_axis import others
 from sharding.rules.base import NodeView, Option, rule
 from sharding.rules.common import (

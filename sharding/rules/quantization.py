@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sharding.common.attributes import integer
+from sharding.onnx_files.attributes import integer
 from sharding.rules.base import NodeView, Option, rule
 from sharding.rules.common import Shape, absent, axis_attribute, dim, option, shape_of, splits
 from sharding.rules.conv import Layout, convolution

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.common.attributes import integer
+from sharding.onnx_files.attributes import integer
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     axes_parameter,

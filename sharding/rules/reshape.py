@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
-from sharding.common.attributes import integer
+from sharding.onnx_files.attributes import integer
 from sharding.rules.base import Dim, Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     Shape,

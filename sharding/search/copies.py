@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from sharding.common.arrays import Array
-from sharding.common.attributes import integer
+from sharding.onnx_files.attributes import integer
 from sharding.rules.base import RULES, Dim, Emit, Emitter, NodeView, Option, Value, Values
 from sharding.slices.placement import Partial, Placement, Split
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sharding.common.attributes import integer
 from sharding.graph.fold import small_constant
 from sharding.graph.values import plain_attribute, shape_of
+from sharding.onnx_files.attributes import integer
 from sharding.rewrite.built_weights import MOVES
 from sharding.rules.base import Dim, NodeView, Option
 from sharding.rules.products import product

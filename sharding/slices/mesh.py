@@ -52,8 +52,20 @@ class Mesh:
 
     def group(self, rank: int, axis: str) -> tuple[int, ...]:
         """The ranks that differ from this one on one axis only, in order; itself among them."""
-        here = self.coordinates(rank)
-        return tuple(self.rank(**{**here, axis: place}) for place in range(self.length(axis)))
+        stride, length = self._stride(axis), self.length(axis)
+        first = rank - rank // stride % length * stride
+        return tuple(range(first, first + length * stride, stride))
+
+    def groups(self, axis: str) -> list[tuple[int, ...]]:
+        """All groups along an axis, in the order of their first ranks."""
+        stride, length = self._stride(axis), self.length(axis)
+        firsts = (rank for rank in range(self.size) if rank // stride % length == 0)
+        return [tuple(range(first, first + length * stride, stride)) for first in firsts]
+
+    def _stride(self, axis: str) -> int:
+        """How far apart ranks are that are neighbours on an axis."""
+        names = [name for name, _ in self.axes]
+        return math.prod(size for _, size in self.axes[names.index(axis) + 1 :])
 
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.axes)

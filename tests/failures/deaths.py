@@ -60,6 +60,7 @@ DEATHS = (
         hangs=True,
         script_codes=(137,),
     ),
+    Death("stands still", "rank", "lock", rf"{_RANK} has stood still for", hangs=True),
     Death(
         "out of memory", "rank", "memory", rf"{_RANK} was killed by SIGKILL\b.*memory", script_codes=(137,)
     ),
@@ -95,13 +96,13 @@ QUICK = (
     ("SIGKILL", "mpirun (Open MPI)", 2),
     ("`os._exit(0)`", "slurm", 2),
     ("SIGSTOP", "scripts", 1),
-    ("SIGSEGV", "ssh", 2),
+    ("stands still", "ssh", 2),
+    ("uncaught exception", "ssh", 2),
     ("launcher SIGHUP", "ssh", 2),
     ("launcher SIGKILL", "scripts", 2),
     ("out of memory", "local", 1),
 )
-"""Cells that the tests try; the rest takes too long for each change. No exception: one that is put into a
-thread from outside, again and again until it is seen, may also stop how the rank ends."""
+"""Cells that the tests try; the rest takes too long for each change."""
 
 
 def find(name: str) -> Death:

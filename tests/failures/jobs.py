@@ -96,6 +96,7 @@ class Cell:
         self.victim = NAMES[1] if count == 2 and rank == 1 else NAMES[0]
         self.launched: list[Launched] = []
         self.group: Path | None = None
+        self.disk = self.folder / "disk"
         self.closing = contextlib.ExitStack()
 
     # Starting.
@@ -172,6 +173,8 @@ class Cell:
             told["SHARDRUN_JOB"] = "0123456789abcdef" * 2
         if self.port is not None:
             told["MASTER_PORT"] = str(self.port)
+        # What started this one in the background, or by nohup, has them ignored: nobody could die of them.
+        words = ["env", "--default-signal=INT,HUP", *words]
         path = os.pathsep.join(
             [str(self.hosts.bin), str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin"]
         )
@@ -248,6 +251,8 @@ class Cell:
             return Outcome(["left out: no cgroup of memory can be made here"])
         if self.death.how == "port":
             self.take_port()
+        if self.death.how == "disk":
+            self.make_full_disk()
         began = time.monotonic()
         self.start()
         if self.death.victim != "before":
@@ -325,7 +330,7 @@ class Cell:
     def kill(self) -> None:
         match self.death.victim:
             case "rank":
-                order = {"rank": self.rank, "how": self.death.how, "where": str(self.group)}
+                order = {"rank": self.rank, "how": self.death.how, "where": str(self.group or self.disk)}
                 (self.folder / "die.new").write_text(json.dumps(order))
                 (self.folder / "die.new").rename(self.folder / "die")
             case "launcher":
@@ -362,6 +367,18 @@ class Cell:
         except OSError:
             return False
         return (self.group / "cgroup.procs").exists()
+
+    def make_full_disk(self) -> None:
+        """A file system of the victim's host that has no room."""
+        self.disk.mkdir()
+        for words in (
+            ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", self.disk],
+            ["dd", "if=/dev/zero", f"of={self.disk}/all", "bs=64k", "count=1", "status=none"],
+        ):
+            subprocess.run(self.hosts.command(self.victim, words), check=True)
+        self.closing.callback(
+            subprocess.run, self.hosts.command(self.victim, ["umount", "--lazy", self.disk]), check=True
+        )
 
     def take_port(self) -> None:
         # In the network of the first host, where the ranks would meet.

@@ -29,10 +29,13 @@ class Records:
             for line in path.read_text(encoding="utf-8").splitlines():
                 self._take(json.loads(line))
 
-    def is_right(self, death: str, starter: str, hosts: int) -> bool:
-        """Whether that cell was right when it was last tried."""
+    def is_right(self, death: str, starter: str, hosts: int, *, committed: bool = False) -> bool:
+        """Whether that cell was right when it was last tried; ``committed``: and is known to have been tried
+        of a commit, with nothing changed since."""
         found = self.last.get((death, starter, hosts))
-        return found is not None and not found["problems"]
+        if found is None or found["problems"]:
+            return False
+        return not committed or (bool(found["commit"]) and not found["commit"].endswith("+"))
 
     def add(self, death: str, starter: str, hosts: int, tries: int, outcome: Outcome) -> dict[str, Any]:
         """Keeps what came of a cell; gives the record."""

@@ -12,9 +12,9 @@ from pathlib import Path
 from launcher.errors import ConfigError
 from launcher.job.places.host_list import read_hostfile
 from ranks.common import sources
-from ranks.common.ranges import expand_counts
 from ranks.identity.identity import identify, in_slurm_step
 from sharding.common.bounds import MAX_RANKS
+from sharding.common.ranges import expand_counts
 from sharding.common.text import shortened
 
 _NODE = re.compile(r"([^\[\],]*)\[([^\]]*)\]|([^\[\],]+)")

@@ -23,4 +23,6 @@ def _here(table: RankTable | None, placement: Placement) -> bool:
     return next(candidates(), None) is not None
 
 
-STARTER = Starter(_make, order=3, by_mpi=True, meaning="Open MPI, MPICH or Intel MPI", here=_here)
+STARTER = Starter(
+    _make, order=3, takes=("mpi_args",), by_mpi=True, meaning="Open MPI, MPICH or Intel MPI", here=_here
+)

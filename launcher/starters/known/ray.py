@@ -11,4 +11,4 @@ def _make() -> Launcher:
     return RayLauncher()
 
 
-STARTER = Starter(_make, meaning="actors of a Ray cluster")
+STARTER = Starter(_make, takes=("ray_address", "gpus"), meaning="actors of a Ray cluster")

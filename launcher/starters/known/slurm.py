@@ -35,7 +35,7 @@ def _here(table: RankTable | None, placement: Placement) -> bool:
 STARTER = Starter(
     _make,
     order=2,
-    gets_hosts=True,
+    takes=("nodes", "srun_args"),
     by_mpi=True,
     meaning="Slurm's srun, in an allocation or with --nodes",
     here=_here,

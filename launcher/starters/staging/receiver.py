@@ -175,6 +175,7 @@ def main() -> None:
 def _problem(receiver: Receiver, offer: Offer) -> str:
     from ranks.cache.cache import Cache
     from ranks.cache.folder import ELSEWHERE, cache_folder
+    from ranks.cache.locks import expect
     from ranks.cache.place import FORMS, SEAL
     from ranks.cache.staged import KIND
     from ranks.common.waiting import HeldError
@@ -190,6 +191,7 @@ def _problem(receiver: Receiver, offer: Offer) -> str:
     try:
         cache = Cache(KIND, cache_folder())
         place = cache.get_or_make(offer["key"], receiver.receive, timeout=offer["timeout"], resume=True)
+        expect(place, offer["timeout"])  # until the ranks hold it, which start when this process has ended
         receiver.say(place=str(place))
     except (ShardrunError, HeldError) as error:
         return str(error)

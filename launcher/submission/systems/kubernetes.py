@@ -7,14 +7,16 @@ import re
 from collections.abc import Mapping
 
 from launcher.errors import ConfigError, LaunchError
-from launcher.submission import mpirun
+from launcher.starters import marks
 from launcher.submission.base import JobSystem, Status, Submission, System, refused
-from launcher.submission.command import paths_of
-from launcher.submission.manifests import indexed_job, mpi_job
+from launcher.submission.command import arguments, paths_of
+from launcher.submission.lines import Lines
+from launcher.submission.manifests import as_yaml, indexed_job, mpi_job
 from launcher.submission.options import SUBMIT
 from launcher.submission.tails import ProgramTail, Tail
 
-_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?", re.ASCII)
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", re.ASCII)
+_LONGEST_LABEL = 63
 _KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{,61}[A-Za-z0-9])?", re.ASCII)
 _VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{,61}[A-Za-z0-9])?)?", re.ASCII)
 _CREATED = re.compile(r"^(\S+/\S+) created$", re.MULTILINE)
@@ -44,18 +46,28 @@ class Kubernetes(JobSystem):
         options = submission.options
         if options.image is None:
             raise ConfigError("--kubernetes: say in which container image the ranks run (--image IMAGE)")
-        for flag, name in (("--name", submission.name), ("--namespace", options.namespace)):
-            if name is not None and not (_LABEL.fullmatch(name) and len(name) <= _LONGEST_NAME):
-                raise ConfigError(
-                    f"{flag} {name}: expected at most {_LONGEST_NAME} of a-z, 0-9 and -, a letter first"
-                )
+        name = submission.name
+        if not (_LABEL.fullmatch(name) and name[0].isalpha() and len(name) <= _LONGEST_NAME):
+            raise ConfigError(
+                f"--name {name}: expected at most {_LONGEST_NAME} of a-z, 0-9 and -, a letter first"
+            )
+        if options.namespace is not None and not (
+            _LABEL.fullmatch(options.namespace) and len(options.namespace) <= _LONGEST_LABEL
+        ):
+            raise ConfigError(
+                f"--namespace {options.namespace}: expected at most {_LONGEST_LABEL} of a-z, 0-9 and -"
+            )
         if options.constraint is not None:
             label, equals, value = options.constraint.partition("=")
             if not (equals and _KEY.fullmatch(label) and _VALUE.fullmatch(value)):
                 raise ConfigError(
                     f"--constraint {options.constraint}: expected LABEL=VALUE, a label of nodes of Kubernetes"
                 )
-        if options.gpus is not None and options.gpus.kind and "." not in options.gpus.kind:
+        if (
+            options.gpus is not None
+            and (kind := options.gpus.kind)
+            and not ("." in kind.partition("/")[0] and "/" in kind and _KEY.fullmatch(kind))
+        ):
             raise ConfigError(
                 f"--gpus {options.gpus.kind}:{options.gpus.count}: expected a resource of Kubernetes as the "
                 "type, such as nvidia.com/gpu"
@@ -66,6 +78,14 @@ class Kubernetes(JobSystem):
                     raise ConfigError(
                         f"{SUBMIT[name].flag}: a Job has a pod for each rank; give --kind mpijob"
                     )
+        paths = [text.partition(":")[2].rstrip("/") or "/" for text in options.volumes]
+        if twice := next((path for path in paths if [*paths, "/dev/shm"].count(path) > 1), None):
+            raise ConfigError(f"--volume {twice}: something else is mounted there already; name another path")
+        for word in (*arguments(submission), *submission.job.env.values()):
+            if any("\ud800" <= sign <= "\udfff" for sign in word):
+                raise ConfigError(
+                    f"{word}: Kubernetes takes UTF-8 only, and this is none; give it another name"
+                )
         for flag, path in paths_of(submission.job):
             if not path.is_absolute():
                 raise ConfigError(
@@ -74,10 +94,9 @@ class Kubernetes(JobSystem):
 
     def text(self, submission: Submission) -> str:
         """See `JobSystem.text`."""
-        import yaml
-
-        made = mpi_job(submission) if submission.options.kind == "mpijob" else indexed_job(submission)
-        return str(yaml.safe_dump_all(made, sort_keys=False, width=100, allow_unicode=True))
+        return as_yaml(
+            mpi_job(submission) if submission.options.kind == "mpijob" else indexed_job(submission)
+        )
 
     def submit(self, submission: Submission, text: str) -> str:
         """See `JobSystem.submit`."""
@@ -152,14 +171,16 @@ class Kubernetes(JobSystem):
 
     def tails(self, submission: Submission, number: str) -> Tail:
         """See `JobSystem.tails`."""
-        show = ["kubectl", "logs", "--follow", *self._where]
+        # Of a pod that a label names, kubectl shows ten lines of those before.
+        show = ["kubectl", "logs", "--follow", "--tail=-1", *self._where]
         if self._kind == "mpijob":
-            return ProgramTail([*show, f"job/{number}-launcher"], mpirun.marked)
+            lines = Lines(submission, *marks.OF_MPIRUN)
+            return ProgramTail([*show, f"job/{number}-launcher"], lines.shown)
         return _Ranks(
             [
                 ProgramTail(
                     [*show, f"--selector=job-name={number},batch.kubernetes.io/job-completion-index={rank}"],
-                    lambda line, rank=rank: f"[rank {rank}] {line}",  # type: ignore[misc]
+                    Lines(submission, rank=rank, host=f"{submission.name}-{rank}").shown,
                 )
                 for rank in range(min(submission.ranks, _MOST_LOGS))
             ]

@@ -9,9 +9,11 @@ import signal
 
 from launcher.errors import ConfigError, LaunchError
 from launcher.job.values import absolute
+from launcher.starters import marks
 from launcher.submission import mpirun
 from launcher.submission.base import JobSystem, Status, Submission, System
 from launcher.submission.command import arguments, check_files, contained, program, quoted, setup
+from launcher.submission.lines import Lines, saying_its_host
 from launcher.submission.options import SUBMIT, written_time
 from launcher.submission.tails import FileTail
 from ranks.common import sources
@@ -27,7 +29,6 @@ SCRIPT = """\
 {directives}
 set -e
 cd -- "$PBS_O_WORKDIR"
-number=${{PBS_JOBID%%.*}}
 # PBS itself would show what is printed when the job has ended only.
 exec >{log} 2>&1
 {setup}{run}
@@ -35,7 +36,7 @@ exec >{log} 2>&1
 SEVERAL = """\
 # Where the ranks meet, should it not be by MPI.
 MASTER_ADDR=$(head -n 1 "$PBS_NODEFILE")
-MASTER_PORT=$((20000 + ${{number%%[!0-9]*}} % 10000))
+MASTER_PORT=$((20000 + ${{PBS_JOBID%%[!0-9]*}} % 10000))
 export MASTER_ADDR MASTER_PORT
 {choice}
 exec mpirun -n {ranks} "$@" \\
@@ -91,7 +92,7 @@ class Pbs(JobSystem):
         made = setup(submission)
         return SCRIPT.format(
             directives="".join(f"#PBS {text}\n" for text in self._directives(submission)),
-            log=f'{shlex.quote(_stem(submission))}-"$number".log',
+            log=f'{shlex.quote(_stem(submission))}-"${{PBS_JOBID%%.*}}".log',
             setup=f"{made}\n" if made else "",
             run=self._run(submission),
         )
@@ -124,12 +125,15 @@ class Pbs(JobSystem):
         if self._nodes(submission) == 1:  # the ranks are this command's own
             words = [word for word in words if word != "--launcher=external"]
             words += [f"--launcher={_starter(submission)}", f"--ranks={submission.ranks}"]
+            words += ["--log-json"] * submission.job.log_json
         whole = " ".join([program(submission), *(quoted(word, index) for word in words)])
         whole = contained(submission, whole)
         if self._nodes(submission) == 1:
             return f"exec {whole}"
         return SEVERAL.format(
-            choice=mpirun.choice('"$PBS_NODEFILE"', submission.job.env), ranks=submission.ranks, command=whole
+            choice=mpirun.choice('"$PBS_NODEFILE"', submission.job.env),
+            ranks=submission.ranks,
+            command=saying_its_host(whole),
         )
 
     def submit(self, submission: Submission, text: str) -> str:
@@ -164,10 +168,12 @@ class Pbs(JobSystem):
         begin, _, _ = number.partition(".")
         stem = glob.escape(_stem(submission))
         if not begin.endswith("[]"):
-            return FileTail(f"{stem}-{begin}.log", lambda path, line: mpirun.marked(line))
+            return FileTail(f"{stem}-{begin}.log", lambda path: Lines(submission, *marks.OF_MPIRUN).shown)
         return FileTail(
             f"{stem}-{glob.escape(begin[:-1])}*{glob.escape(']')}.log",
-            lambda path, line: f"[job {path.stem.rpartition('[')[2].rstrip(']')}] {mpirun.marked(line)}",
+            lambda path: (
+                Lines(submission, *marks.OF_MPIRUN, job=path.stem.rpartition("[")[2].rstrip("]")).shown
+            ),
         )
 
 

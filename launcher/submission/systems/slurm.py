@@ -12,6 +12,7 @@ from launcher.job.values import absolute
 from launcher.starters import marks
 from launcher.submission.base import JobSystem, Phase, Status, Submission, System
 from launcher.submission.command import check_files, command, contained, setup
+from launcher.submission.lines import Lines, saying_its_host
 from launcher.submission.mpi import kind_of_mpi
 from launcher.submission.options import SUBMIT, SubmitOptions, written_time
 from launcher.submission.tails import FileTail
@@ -19,6 +20,7 @@ from ranks.common import sources
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./&|*~^()\[\]-]+", re.ASCII)
 _FIELD = re.compile(r"(?:^| )(JobState|Reason|ExitCode)=(\S+)")
+_JOB = re.compile(r"JobId=(\d+)")
 _DONE = {
     "COMPLETED": "",
     "FAILED": "",
@@ -34,6 +36,8 @@ _DONE = {
 """Slurm's states of a job that has ended, and what is said where its own exit does not."""
 _RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "SUSPENDED", "STOPPED"}
 _UNKNOWN = "Invalid job id"
+_LONGEST_NAME = 200
+"""Bytes of the log's name; file systems take 255, with the number and the ending."""
 _NO_LOG = 53  # what Slurm says in the place of a signal
 _PORTS, _FIRST_PORT = 10000, 20000  # below those that the system gives away by itself
 
@@ -66,10 +70,10 @@ set +e
 {{
   {run} \\
     2>&1 >&3 3>&- | first_end
-  ends=("${{PIPESTATUS[@]}}")
+  set -- "${{PIPESTATUS[@]}}"
 }} 3>&1
-[ "${{ends[1]}}" -eq 0 ] || exit "${{ends[1]}}"
-exit "${{ends[0]}}"
+[ "$2" -eq 0 ] || exit "$2"
+exit "$1"
 """
 _SIGNALS = {
     signal.SIGKILL: "Killed",
@@ -88,6 +92,10 @@ class Slurm(JobSystem):
     name = "slurm"
     takes = frozenset(SUBMIT) - {"kind", "namespace", "volumes", "shm"}
     programs = ("sbatch", "scontrol", "scancel")
+
+    def __init__(self) -> None:
+        self._ended: dict[str, Status] = {}
+        """How jobs have ended: Slurm forgets one of an array after minutes, while others may run for days."""
 
     def check(self, submission: Submission) -> None:
         """See `JobSystem.check`."""
@@ -133,15 +141,25 @@ class Slurm(JobSystem):
         if done.returncode:
             said = " ".join((done.stderr + done.stdout).split())
             if _UNKNOWN in said:
-                return Status("unknown")
+                return self._worst()
             raise LaunchError(f"`scontrol show job {number}` failed ({said[:300]}).")
-        found = [_status(line) for line in done.stdout.splitlines() if line.strip()]
+        goes: list[Status] = []
+        for line in filter(str.strip, done.stdout.splitlines()):
+            one, job = _status(line), _JOB.match(line)
+            name = "" if job is None else job[1]
+            if one.phase == "done":
+                self._ended[name] = one
+            else:
+                self._ended.pop(name, None)  # it may be started again
+                goes.append(one)
+        return next(
+            (one for phase in ("running", "waiting") for one in goes if one.phase == phase), self._worst()
+        )
+
+    def _worst(self) -> Status:
+        found = [self._ended[name] for name in sorted(self._ended, key=int)]
         if not found:
             return Status("unknown")
-        for phase in ("running", "waiting"):
-            for one in found:
-                if one.phase == phase:
-                    return one
         return next((one for one in found if one.why), max(found, key=lambda one: one.code or 0))
 
     def cancel(self, number: str) -> None:
@@ -150,18 +168,13 @@ class Slurm(JobSystem):
 
     def tails(self, submission: Submission, number: str) -> FileTail:
         """See `JobSystem.tails`."""
-        folder, name = glob.escape(_folder(submission.options)), glob.escape(_file_name(submission))
+        stem = glob.escape(f"{_folder(submission.options)}/{_file_name(submission)}-{number}")
         if submission.options.array is None:
-            return FileTail(f"{folder}/{name}-{number}.log", lambda path, line: marked(line))
+            return FileTail(f"{stem}.log", lambda path: Lines(submission, marks.SRUN).shown)
         return FileTail(
-            f"{folder}/{name}-{number}_*.log",
-            lambda path, line: f"[job {path.stem.rpartition('_')[2]}] {marked(line)}",
+            f"{stem}_*.log",
+            lambda path: Lines(submission, marks.SRUN, job=path.stem.rpartition("_")[2]).shown,
         )
-
-
-def marked(line: str) -> str:
-    """A line of the log, with the rank that ``srun --label`` says as elsewhere."""
-    return marks.in_words(line, marks.SRUN)
 
 
 def _status(record: str) -> Status:
@@ -233,7 +246,7 @@ def _run(submission: Submission) -> str:
     if options.image is not None and options.container == "pyxis":
         words.append(f"--container-image={shlex.quote(options.image)}")
     index = sources.SLURM_ARRAY_TASK_ID if options.array is not None else ""
-    return f"{' '.join(words)} {contained(submission, command(submission, index))}"
+    return f"{' '.join(words)} {saying_its_host(contained(submission, command(submission, index)))}"
 
 
 def _folder(options: SubmitOptions) -> str:
@@ -242,7 +255,8 @@ def _folder(options: SubmitOptions) -> str:
 
 def _file_name(submission: Submission) -> str:
     """The job's name, as far as it can be a part of a file's."""
-    return re.sub(r"[/\\\0]", "-", submission.name)[:100]
+    name = re.sub(r"[/\\\0]", "-", submission.name).encode("utf-8", "surrogateescape")[:_LONGEST_NAME]
+    return name.decode("utf-8", "ignore")
 
 
 SYSTEM = System(Slurm, "a script for sbatch")

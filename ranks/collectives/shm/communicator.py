@@ -169,6 +169,14 @@ class ShmCommunicator(Communicator):
     def barrier(self) -> None:
         self._phases.meet(self._phases.begin(signature("barrier")), lambda: "barrier")
 
+    def all_failed(self, why: str) -> bool:
+        if self._phases.broken:
+            return False
+        alike = self._phases.all_failed(why)
+        if not alike:
+            self.close()
+        return alike
+
     def close(self) -> None:
         self._close_parts()
         self._phases.stop(CLOSED)

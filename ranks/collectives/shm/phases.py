@@ -9,15 +9,20 @@ import weakref
 from collections.abc import Callable
 from typing import NoReturn
 
+import numpy as np
+
+from ranks.collectives.base import ALIKE_SECONDS
 from ranks.collectives.rendezvous import Rendezvous
 from ranks.collectives.shm.area import Area
-from ranks.collectives.shm.sync import STEP, Waiter, fence
+from ranks.collectives.shm.sync import FAILURE, STEP, Waiter, fence, signature
 from ranks.collectives.whole import FORKED
 from ranks.errors import CollectiveError
 from sharding.common.arrays import Array
 
 DIRECT = 128 << 10  # bytes from which buffers in shared memory are worked on where they are
 _NOWHERE = (1 << 64) - 1
+_LONGEST_WORD = 4096  # bytes of what a rank that has failed says
+_WORD = np.zeros(_LONGEST_WORD, np.uint8)
 
 What = Callable[[], str]  # says in words what a rank is doing, for an error
 
@@ -44,7 +49,9 @@ class Phases:
         self.number = itertools.count(STEP, STEP)
         self.broken = ""
         self.when_broken: list[Callable[[], None]] = []
-        self._waiter = Waiter(area.words, dict(self.peers), rendezvous, members, crowded=crowded)
+        self._waiter = Waiter(
+            area.words, dict(self.peers), rendezvous, members, crowded=crowded, why=self._said
+        )
         os.register_at_fork(after_in_child=functools.partial(_break_in_child, weakref.ref(self)))
 
     def begin(self, code: int) -> int:
@@ -75,6 +82,27 @@ class Phases:
         except CollectiveError as error:
             self.stop(str(error))
             raise
+
+    def all_failed(self, why: str) -> bool:
+        """As `ranks.collectives.base.Communicator.all_failed`, but for leaving."""
+        value = self.begin(signature(FAILURE))
+        text = why.encode()[:_LONGEST_WORD]
+        said = self.slot(self.rank, value, _WORD)
+        said[: len(text)], said[len(text) :] = np.frombuffer(text, np.uint8), 0
+        if self.order is not None:
+            self.order()
+        self.words[self.me] = value
+        try:
+            for peer, _ in self.peers:
+                self._waiter.collective(peer, value, min(ALIKE_SECONDS, self.timeout), lambda: FAILURE)
+        except CollectiveError:
+            self.stop(why)
+            return False
+        return True
+
+    def _said(self, peer: int, value: int) -> str:
+        text: bytes = self.slot(peer, value, _WORD).tobytes()
+        return text.rstrip(b"\0").decode(errors="replace")
 
     def wait_mail(self, peer: int, word: int, value: int, what: What) -> None:
         """Waits until the counter at ``word``, which ``peer`` writes, has reached ``value``."""

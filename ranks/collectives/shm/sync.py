@@ -23,9 +23,11 @@ from typing import NoReturn
 
 from ranks.collectives.arrays import CODES
 from ranks.collectives.rendezvous import Rendezvous
+from ranks.common.pulse import wait
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 
-OPERATIONS = ("barrier", "all_reduce", "all_gather", "all_to_all", "broadcast", "send/recv")
+FAILURE = "failure"
+OPERATIONS = ("barrier", "all_reduce", "all_gather", "all_to_all", "broadcast", "send/recv", FAILURE)
 STEP = 1 << 20  # one phase; the 20 bits below it hold the signature
 _SIGNATURE = STEP - 1
 
@@ -88,14 +90,16 @@ class Waiter:
         members: Sequence[int],
         *,
         crowded: bool,
+        why: Callable[[int, int], str],
     ) -> None:
-        """``lines``: where in ``words`` each other rank's counter is; ``members``: each rank's number in
-        ``rendezvous``, by which errors name it."""
+        """``why``: what a peer that has failed in a phase says; ``lines``: where in ``words`` each other
+        rank's counter is; ``members``: each rank's number in ``rendezvous``, by which errors name it."""
         self._words = words
         self._rank = rendezvous.rank
         self._members = members
         self._rendezvous = rendezvous
         self._lines = lines
+        self._why = why
         self._spins = range(_SPINS_CROWDED if crowded else _SPINS)
         self._yielding = _YIELDING_CROWDED if crowded else _YIELDING
         self._poll = select.poll()
@@ -114,6 +118,7 @@ class Waiter:
         """Waits until the counter at ``word``, which ``peer`` writes, has reached ``value``."""
         self._until(word, value, timeout, what, peer)
 
+    @wait
     def _until(self, word: int, value: int, timeout: float, what: Callable[[], str], only: int | None) -> int:
         words = self._words
         floor = value & ~_SIGNATURE
@@ -162,6 +167,9 @@ class Waiter:
         raise PeerLostError(f"{lost} while rank {self._rank} waited for it in {what()}.", lost.peer)
 
     def _disagree(self, peer: int, found: int, what: Callable[[], str]) -> NoReturn:
+        if found & _SIGNATURE == signature(FAILURE):
+            number = self._members[peer]
+            raise PeerLostError(f"Rank {number} could not go on: {self._why(peer, found)}", number)
         raise CollectiveError(
             f"Rank {self._members[peer]} is in {describe(found)} while rank {self._rank} is in {what()}: "
             "every rank must make the same calls in the same order, with equal types and shapes."

@@ -7,6 +7,7 @@ whoever comes. Ranks of several hosts meet through MASTER_ADDR and MASTER_PORT.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -15,7 +16,7 @@ from ranks.collectives.host import HostCommunicator, What
 from ranks.collectives.single import SingleCommunicator
 from ranks.collectives.torch.error import translate
 from ranks.collectives.torch.group import Membership
-from ranks.errors import DeviceError
+from ranks.errors import DeviceError, PeerLostError
 from ranks.identity.place import Identity
 from sharding.common.arrays import Array
 from sharding.importers import torch_import
@@ -52,6 +53,17 @@ class GlooCommunicator(HostCommunicator):
     def close(self) -> None:
         if self._shut():
             self._membership.close()
+
+    def _all_here(self, seconds: float) -> bool:
+        try:
+            self._dist.monitored_barrier(self._group, timedelta(seconds=seconds))
+        except RuntimeError:
+            return False
+        return True
+
+    def _withdraw(self, why: str) -> None:
+        self._membership.last_word.say(self.members[self.rank], why)
+        self._membership.disband()
 
     def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
         what = self._begin("split")
@@ -100,6 +112,8 @@ class GlooCommunicator(HostCommunicator):
             lost = self.members[1 - self.rank if peer is None else peer]
         # Tells ranks that wait for us and not for the one that was lost.
         self._membership.disband()
+        if (word := self._membership.last_word.heard()) is not None and word[0] != self.members[self.rank]:
+            self._fail(PeerLostError(f"Rank {word[0]} could not go on: {word[1]}", word[0]))
         self._fail(translate(error, what(), self.members[self.rank], self.timeout, lost))
 
 

@@ -20,7 +20,7 @@ from ranks.collectives.meeting import meet
 from ranks.collectives.rendezvous import Rendezvous
 from ranks.collectives.torch.error import translate
 from ranks.collectives.torch.protocols import Abortable, Device, Store
-from ranks.collectives.torch.store import News, default_store, of_this_start, remote_store
+from ranks.collectives.torch.store import LastWord, News, default_store, of_this_start, remote_store
 from ranks.common import forks
 from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveError
@@ -185,6 +185,7 @@ class Membership:
                 check(of_this_start("shardrun-check", there))
             with self._settings():
                 self.groups.make(self._store, identity, device)
+            self.last_word = LastWord(self.group)
             if self._rendezvous is None and backend != "gloo":
                 self._news = News(dist, self.group)
         except (RuntimeError, ValueError, OSError) as error:

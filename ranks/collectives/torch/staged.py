@@ -80,6 +80,9 @@ class HostStaged(Communicator):
     def barrier(self) -> None:
         self.inner.barrier()
 
+    def all_failed(self, why: str) -> bool:
+        return self.inner.all_failed(why)
+
     def close(self) -> None:
         self._close_parts()
         self.inner.close()

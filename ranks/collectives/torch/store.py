@@ -21,6 +21,7 @@ from sharding.importers import torch_import
 _AGAIN = 0.02  # seconds between two looks whether others have come
 _SHOWN = 8
 _CONNECT = 5.0  # seconds
+_LONGEST_WORD = 4000
 _ANSWERS = 10.0  # seconds in which a store that is connected to says something, on a busy host too
 
 
@@ -169,6 +170,29 @@ def default_store() -> Store:
     return store
 
 
+class LastWord:
+    """Why a rank has left its group, for others that only see that it has."""
+
+    def __init__(self, group: object) -> None:
+        self._key = f"shardrun-word-{_restarts()}-{getattr(group, 'group_name', '')}"
+
+    def say(self, rank: int, why: str) -> None:
+        """Leaves a word, unless another rank has left one."""
+        with contextlib.suppress(RuntimeError, OSError):
+            store = default_store()
+            if not store.check([self._key]):
+                store.set(self._key, f"{rank} {why[:_LONGEST_WORD]}")
+
+    def heard(self) -> tuple[int, str] | None:
+        """The rank that has left a word, and the word."""
+        with contextlib.suppress(RuntimeError, OSError, ValueError):
+            store = default_store()
+            if _is_there(store) and store.check([self._key]):
+                rank, _, why = store.get(self._key).decode(errors="replace").partition(" ")
+                return int(rank), why
+        return None
+
+
 class News:
     """Which rank was lost first, told through the store by whoever saw it.
 
@@ -215,15 +239,28 @@ class News:
             return False
 
 
-def _line(store: object) -> socket.socket | None:
-    """A connection to the process that serves a store, over which nothing is said: it ends with that."""
+def _place(store: object) -> tuple[str, int] | None:
+    """Where a store is served; None for a file."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     host, port = getattr(store, "host", None), getattr(store, "port", None)
-    if host is None or port is None:  # a file
+    return None if host is None or port is None else (host, port)
+
+
+def _is_there(store: object) -> bool:
+    """Whether a store can be asked: of one whose process is gone torch would print its C++ frames."""
+    line = _line(store)
+    if line is not None:
+        line.close()
+    return line is not None or _place(store) is None
+
+
+def _line(store: object) -> socket.socket | None:
+    """A connection to the process that serves a store, over which nothing is said: it ends with that."""
+    if (place := _place(store)) is None:
         return None
     try:
-        line = socket.create_connection((host, port), timeout=_CONNECT)
+        line = socket.create_connection(place, timeout=_CONNECT)
     except OSError:
         return None
     line.setblocking(False)

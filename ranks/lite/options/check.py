@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from typing import Any, Generic, SupportsIndex, TypeVar, cast
+from typing import Generic, SupportsIndex, TypeVar, cast
 
 import numpy as np
 
@@ -108,7 +108,7 @@ def count(name: str, value: object, subject: str = "") -> int:
     return number
 
 
-def decryption_key(secret: Any, mode: Any) -> tuple[bytes, str] | None:
+def decryption_key(secret: object, mode: object) -> tuple[bytes, str] | None:
     """``dec_key`` and ``dec_mode`` as they are used; None without a key. Raises `TypeError`, `ValueError`."""
     if secret is None or secret == b"":
         return None
@@ -116,6 +116,7 @@ def decryption_key(secret: Any, mode: Any) -> tuple[bytes, str] | None:
     check_isinstance("dec_mode", mode, str)
     if mode == "":
         raise ValueError("dec_mode must not be empty string!")
+    assert isinstance(secret, bytes) and isinstance(mode, str)
     return secret, mode
 
 

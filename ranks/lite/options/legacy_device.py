@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ranks.common.notice import deprecated
 from ranks.lite.options.check import check_isinstance, count, integer, integers, list_of_integers
 from ranks.lite.options.content import exists
@@ -77,7 +75,7 @@ class AscendDeviceInfo(DeviceInfo):
         self,
         device_id: int = 0,
         input_format: str | None = None,
-        input_shape: dict[Any, list[int]] | None = None,
+        input_shape: dict[str, list[int]] | None = None,
         precision_mode: str = "force_fp16",
         op_select_impl_mode: str = "high_performance",
         dynamic_batch_size: list[int] | None = None,

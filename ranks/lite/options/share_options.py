@@ -8,7 +8,6 @@ in a dictionary as ``pids`` and ``shared_mem_handle``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from ranks.errors import WeightsError
 from ranks.lite.options.check import identifier
@@ -24,7 +23,7 @@ Given = list[tuple[str, str, str]]
 """The key, its value, and where it stands, of each that is given."""
 
 
-def take_short(config_dict: dict[Any, Any]) -> tuple[dict[Any, Any], Given]:
+def take_short(config_dict: Mapping[str, object]) -> tuple[dict[str, object], Given]:
     """A ``config_dict`` without the short forms, and those. Raises `TypeError` for values of other types."""
     given: Given = []
     rest = {}

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from ranks.errors import CollectiveError, ShardrunError
 from ranks.run.steps.likeliest import Asked
 from ranks.run.steps.runner import Steps
+from ranks.run.steps.shown import Rows, shown
 from ranks.state import feeds as known_feeds
 from ranks.state import pairs as state_pairs
 from ranks.state.parts import part
 from ranks.state.rows import Row, merged
 from ranks.state.sequence import SequenceState, Slot
-from ranks.state.session import Host, Known
+from ranks.state.session import Host, Known, Wish
+from ranks.tokens.wanted import Ask
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -38,7 +40,7 @@ _LOST = {
 }
 """What to say where a change fails."""
 Shown = Callable[["dict[str, Array]", ShardrunError | None], "dict[str, Array]"]
-Step = Callable[[int, "dict[str, Array]"], "dict[str, Array]"]
+Step = Callable[[int, "dict[str, Array]", "Asked | None"], "dict[str, Array]"]
 
 
 @dataclass(frozen=True)
@@ -305,7 +307,12 @@ class _Host:
     def __init__(self, sequences: Sequences, known: Known, step: Step) -> None:
         self.known = known
         self._sequences = sequences
-        self.step = step
+        self._step = step
+
+    def step(self, number: int, tensors: dict[str, Array], ask: Wish | None = None) -> dict[str, Array]:
+        """As `ranks.state.session.Host.step`."""
+        rows = None if ask is None else Rows(Ask.of(*ask.told()))
+        return shown(self._step(number, tensors, rows), rows)
 
     def change(self, change: str, number: int, **more: Unpack[More]) -> None:
         """As `ranks.state.session.Host.change`."""

@@ -30,13 +30,13 @@ from ranks.devices.cuda_driver import Driver
 from ranks.devices.providers import CPU
 from ranks.errors import WeightsError
 from ranks.sessions import session
-from ranks.sessions.assigned import RECORD, name_all, read_on_cpu
-from ranks.weights.device import cuda_ipc
+from ranks.sessions.assigned import RECORD, name_all, on_cpu, read_on_cpu
+from ranks.weights.device import bodies, cuda_ipc
 from ranks.weights.device.cuda_ipc import ALIGNMENT, Block
 from ranks.weights.prepared.keys import runtime
 from ranks.weights.prepared.prepare import LARGE_BYTES, without_doubles
 from sharding.onnx_files.external import place_of
-from sharding.onnx_files.walk import graphs_in, subgraphs
+from sharding.onnx_files.walk import graphs_in, subgraphs, tensors_in
 
 if TYPE_CHECKING:
     import onnx
@@ -121,15 +121,11 @@ class DeviceWeights:
     def session(self, config: SessionConfig, what: str) -> ort.InferenceSession:
         """A session of the model over these weights. Raises `ModelError` and `DeviceError`."""
         config = replace(config, folder=self._folder, device_id=self.device)
-        options = session.options_for(replace(config, entries={**config.entries, **RECORD}))
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        for name, value in self._values.items():
-            options.add_initializer(name, value)
         try:
             graph = (self._folder / GRAPH).read_bytes()
         except OSError as error:
             raise WeightsError(f"{error.filename} of {what} cannot be read: {error.strerror}.") from None
-        made = session.create_plain(graph, config, what, options)
+        made = _unchanged(graph, config, what, self._values)
         if config.providers[0] != CPU:
             self._on_cpu = _say_copies(graph, made, what)
         return made
@@ -142,6 +138,17 @@ class DeviceWeights:
             held.close()
 
 
+def _unchanged(
+    graph: bytes, config: SessionConfig, what: str, values: Mapping[str, ort.OrtValue] | None = None
+) -> ort.InferenceSession:
+    """A session of an optimised graph over these ``values``; it says who has taken its nodes."""
+    options = session.options_for(replace(config, entries={**config.entries, **RECORD}))
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    for name, value in (values or {}).items():
+        options.add_initializer(name, value)
+    return session.create_plain(graph, config, what, options)
+
+
 def _say_copies(text: bytes, made: ort.InferenceSession, what: str) -> frozenset[str]:
     """Warns of weights that a session cannot use on its device, and gives their names: ONNX Runtime only logs
     it, and copies them."""
@@ -150,15 +157,24 @@ def _say_copies(text: bytes, made: ort.InferenceSession, what: str) -> frozenset
     graph = onnx.load_from_string(text).graph
     sizes = {tensor.name: _bytes_of(tensor) for tensor in _shareable(graph)}
     elsewhere = read_on_cpu(graph, made, sizes)
-    if not elsewhere:
+    large = [tensor for tensor in tensors_in(graph) if tensor.data_location == tensor.EXTERNAL]
+    odd = {tensor.name: tensor for tensor in large if tensor.name not in sizes}
+    if not (elsewhere or odd):
         return frozenset()
-    copied, kinds = sum(sizes[name] for name in elsewhere), ", ".join(sorted(set(elsewhere.values())))
+    why = []
+    if elsewhere:
+        kinds = ", ".join(sorted(set(elsewhere.values())))
+        why.append(f"ONNX Runtime runs nodes that read them on the CPU ({kinds})")
+    if odd:
+        types = sorted({onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in odd.values()})
+        why.append(f"it takes no {' or '.join(types)} from elsewhere")
+    lengths = sizes | {name: place_of(tensor).length or 0 for name, tensor in odd.items()}
+    copied = sum(lengths[name] for name in (*elsewhere, *odd))
     warn_once(
         f"copies:{what}",
-        f"{len(elsewhere)} of the {len(sizes)} weights of {what} on the GPU, {copied} of "
-        f"{sum(sizes.values())} bytes, are not shared: ONNX Runtime runs nodes that read them on the CPU "
-        f"({kinds}), so each process holds a copy of its own. To share these, too, share the model on the "
-        "CPU.",
+        f"{len(elsewhere) + len(odd)} of the {len(lengths)} weights of {what} on the GPU, {copied} of "
+        f"{sum(lengths.values())} bytes, are not shared: {' and '.join(why)}, so each process holds a copy "
+        "of its own. To share these, too, share the model on the CPU.",
     )
     return frozenset(elsewhere)
 
@@ -255,8 +271,15 @@ def _prepare(model: Path, config: SessionConfig, work: Path) -> None:
     graph = onnx.load(str(work / GRAPH), load_external_data=False)
     without_doubles(graph.graph)
     without_copies(graph.graph)
+    bodies.put_outside(graph.graph)
     name_all(graph.graph)  # who has taken a node is told by its name
     (work / GRAPH).write_bytes(graph.SerializeToString())
+    if config.providers[0] != CPU and any(subgraphs(node) for node in graph.graph.node):
+        made = _unchanged(graph.SerializeToString(), replace(config, folder=work), str(model))
+        if bodies.put_apart(graph.graph, {tensor.name for tensor in _shareable(graph.graph)}, on_cpu(made)):
+            (work / GRAPH).write_bytes(graph.SerializeToString())
+        del made
+        gc.collect()
     (work / SOURCE).write_text(str(model), encoding="utf-8", errors="surrogateescape")
     for file in (work / GRAPH, work / DATA):
         if file.is_file():
@@ -307,11 +330,11 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 def _shareable(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """The weights that sessions may find by name."""
-    bodies = graphs_in(*(body for node in graph.node for body in subgraphs(node)))
-    inner = {tensor.name for body in bodies for tensor in body.initializer}
+    inner = graphs_in(*(body for node in graph.node for body in subgraphs(node)))
+    others = {tensor.name for body in inner for tensor in body.initializer}
     for tensor in graph.initializer:
         # Sessions find shared weights by name, in subgraphs too, where another weight may have the name.
-        if tensor.data_location != tensor.EXTERNAL or tensor.name in inner:
+        if tensor.data_location != tensor.EXTERNAL or tensor.name in others:
             continue
         if tensor.data_type in dlpack.TYPES:
             yield tensor

@@ -11,12 +11,14 @@ from pathlib import Path
 import onnxruntime as ort
 
 from ranks.cache.weight_entry import FORMAT
+from ranks.devices.providers import CPU, CUDA
 from ranks.models.content import content_hash
 from ranks.sessions import session
 from ranks.sessions.session import SessionConfig
 
-_GRAPHS = 2
-"""Which way prepared graphs are written: another makes other entries, and leaves those that there are."""
+_GRAPHS = {CPU: 2, CUDA: 3}
+"""Which way prepared graphs are written for a provider: another makes other entries, and leaves those that
+there are."""
 # Options of a session that do not change its graph or its packed weights.
 _NEUTRAL = frozenset(
     {
@@ -36,7 +38,7 @@ def key_of(model: bytes | Path, config: SessionConfig) -> str:
     entries = {key: value for key, value in config.entries.items() if key not in _NEUTRAL}
     parts = {
         "format": FORMAT,
-        "graph": _GRAPHS,
+        "graph": _GRAPHS.get(config.providers[0]),
         "model": content_hash(model, config.folder, config.hashes),
         "runtime": runtime(),
         "cpu": cpu_features(),

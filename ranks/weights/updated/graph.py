@@ -8,9 +8,9 @@ update; its results are inputs of the main model, too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import onnx
+
+    _Items = MutableSequence[onnx.TensorProto] | MutableSequence[onnx.NodeProto]
 
 _RANDOM = frozenset(
     {
@@ -87,7 +89,7 @@ def _take(model: onnx.ModelProto, name: str, file: Path, known: Sequence[str]) -
     return result
 
 
-def _places(graph: onnx.GraphProto, name: str) -> Iterator[tuple[Any, int, onnx.TensorProto]]:
+def _places(graph: onnx.GraphProto, name: str) -> Iterator[tuple[_Items, int, onnx.TensorProto]]:
     """Where a graph itself holds a weight: the list, the place in it, the tensor."""
     for index, tensor in enumerate(graph.initializer):
         if tensor.name == name:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -110,8 +109,7 @@ def shown_name(name: str) -> str:
 
 def bytes_of(array: Array) -> memoryview:
     """The bytes of an array that lies in C order."""
-    flat: Any = array.reshape(-1).view(np.uint8)
-    return memoryview(flat).toreadonly()
+    return array.reshape(-1).view(np.uint8).data.toreadonly()
 
 
 def special_dtype(name: str) -> DType:

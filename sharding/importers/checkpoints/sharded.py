@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError
@@ -43,7 +42,7 @@ def _weight_map(path: Path) -> dict[str, str]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ModelError(f"{path} is too large for an index; at most {MOST_BYTES} bytes are read.")
-        document: Any = json.loads(path.read_bytes(), object_pairs_hook=unique)
+        document: object = json.loads(path.read_bytes(), object_pairs_hook=unique)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (ValueError, RecursionError) as error:

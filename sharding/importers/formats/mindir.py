@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sharding.importers.format import ModelFormat
 
@@ -15,10 +16,11 @@ def _never(path: Path, head: bytes) -> bool:
     return False
 
 
-def _import(path: str | Path, **options: Any) -> onnx.ModelProto:
+def _import(path: str | Path, **how: object) -> onnx.ModelProto:
     from sharding.importers.mindir.convert import import_model
 
-    return import_model(path, **options)
+    read: Callable[..., onnx.ModelProto] = import_model
+    return read(path, **how)
 
 
 FORMAT = ModelFormat(_never, _import)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sharding.common.arrays import ArrayLike, DTypeLike
 from sharding.common.names import Names
 from sharding.importers.mindir.folding import FOLDED, is_small, may_fold
 from sharding.importers.mindir.kernels import substitute
@@ -167,7 +168,7 @@ class GraphBuilder:
 
     # Constants
 
-    def const(self, data: Any, dtype: Any = None) -> Value:
+    def const(self, data: ArrayLike, dtype: DTypeLike | None = None) -> Value:
         """A constant tensor; equal ones are one."""
         import onnx
 
@@ -179,7 +180,7 @@ class GraphBuilder:
             known = self._constants[key] = Value(name, array.dtype, array.shape, array)
         return known
 
-    def value(self, operand: Operand, dtype: Any = None) -> Value:
+    def value(self, operand: Operand, dtype: DTypeLike | None = None) -> Value:
         """An operand as a tensor: numbers become constants of ``dtype`` (default: bool, int64, float32), and
         tuples of integers, known or not, int64 tensors with one axis."""
         if isinstance(operand, ComplexValue):
@@ -277,14 +278,15 @@ class GraphBuilder:
             arrays = [self.evaluate(result) for result in results]
         except RefusedError:
             return results
-        if any(array is None for array in arrays):
+        known = [array for array in arrays if array is not None]
+        if len(known) < len(arrays):
             return results
         assert self.nodes.pop() is node
-        return [self.const(array) for array in arrays]
+        return [self.const(array) for array in known]
 
     # What is wanted often
 
-    def cast(self, x: Operand, dtype: Any) -> Value:
+    def cast(self, x: Operand, dtype: DTypeLike) -> Value:
         """The value with another element type; itself where it has that type."""
         import onnx
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sharding.common.encryption import Key
 from sharding.common.text import counted, one_line, shortened
@@ -21,6 +21,7 @@ from sharding.importers.mindir.primitives.operands import Builder
 from sharding.importers.mindir.tracing.control import follow
 from sharding.importers.mindir.tracing.effects import check_writes
 from sharding.importers.mindir.tracing.loops import loop
+from sharding.importers.mindir.tracing.outcomes import Traced
 from sharding.importers.mindir.tracing.program import Program
 from sharding.importers.mindir.tracing.structure import STRUCTURE
 from sharding.importers.mindir.tracing.trace import Following, Tracer
@@ -130,7 +131,7 @@ def _weights(tracer: Tracer, data: Data) -> dict[str, Weight]:
     return weights
 
 
-def _flat(item: Any) -> Iterator[Any]:
+def _flat(item: Traced) -> Iterator[Traced]:
     if isinstance(item, tuple):
         for part in item:
             yield from _flat(part)
@@ -138,7 +139,7 @@ def _flat(item: Any) -> Iterator[Any]:
         yield item
 
 
-def _output(builder: Builder, item: Any, path: Path) -> Value:
+def _output(builder: Builder, item: Traced, path: Path) -> Value:
     if isinstance(item, ComplexValue):
         raise ModelError(
             f"{path} gives complex numbers, which ONNX Runtime has no outputs of: let the network return "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from sharding.importers.mindir.dtypes import ValueProblem, tensor_dtype
 from sharding.importers.mindir.values import byte_count, check_plain, lengths
 from sharding.onnx_files.external import file_of, find_data
 from sharding.onnx_files.protobuf import IN_MODEL_FILE
+
+if TYPE_CHECKING:
+    from sharding.importers.mindir.messages import Tensor
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Data:
         self.container = container
         self._files: dict[str, memoryview] = {}
 
-    def weight(self, tensor: Any, name: str) -> Weight:
+    def weight(self, tensor: Tensor, name: str) -> Weight:
         """A parameter. Raises `ModelError`: it cannot be read, or not from where the file says."""
         what = f"{self.container.path}: the parameter {name!r}"
         try:

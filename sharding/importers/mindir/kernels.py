@@ -6,10 +6,10 @@ Taken from the kernels that ONNX Runtime 1.23 to 1.31 register; float16 without 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from sharding.common.arrays import DType
 from sharding.importers.mindir.primitives.base import Value
 
 _SINGLE_ONLY = frozenset(
@@ -34,7 +34,9 @@ _FOR_BFLOAT16 = frozenset({"Where", "Pad", "Expand", "Tile", "Trilu", "NonZero"}
 _SCATTER = frozenset({"ScatterND", "ScatterElements"})
 
 
-def substitute(op_type: str, values: Sequence[Value | None], attributes: Mapping[str, object]) -> Any:
+def substitute(
+    op_type: str, values: Sequence[Value | None], attributes: Mapping[str, object]
+) -> tuple[DType, DType, int] | None:
     """(the element type that has no kernel, the one to compute in, the first operand of it), or None."""
     place = 1 if op_type == "Where" else 0
     first = values[place] if place < len(values) else None

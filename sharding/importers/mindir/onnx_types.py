@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sharding.common.arrays import Array, DType
 from sharding.importers.mindir.primitives.base import Shape, TensorType, Value
+
+if TYPE_CHECKING:
+    from onnx import TypeProto, ValueInfoProto
 
 
 def described(value: Value) -> str:
@@ -16,26 +19,26 @@ def described(value: Value) -> str:
     return f"{value.dtype}[{shape}]"
 
 
-def typed_info(name: str, dtype: DType, shape: Shape | None) -> Any:
+def typed_info(name: str, dtype: DType, shape: Shape | None) -> ValueInfoProto:
     """A named value of a graph by its type and shape."""
     import onnx
 
     return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(dtype), shape)
 
 
-def value_info(name: str, array: Array) -> Any:
+def value_info(name: str, array: Array) -> ValueInfoProto:
     """A named value of a graph by an array that it holds."""
     return typed_info(name, array.dtype, array.shape)
 
 
-def type_proto(value: Value) -> Any:
+def type_proto(value: Value) -> TypeProto:
     """The ONNX type of a value."""
     import onnx
 
     return onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
 
 
-def from_type_proto(proto: Any) -> TensorType:
+def from_type_proto(proto: TypeProto) -> TensorType:
     """What an ONNX type says; `ValueError` where it says no type."""
     import onnx
 

@@ -16,7 +16,6 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError
@@ -115,8 +114,8 @@ def _check_pickle(data: bytes, name: str, path: Path) -> None:
         ) from None
 
 
-def _check_json(document: Any, path: Path) -> None:
-    def refuse(why: str, what: Any, rule: str) -> ModelError:
+def _check_json(document: object, path: Path) -> None:
+    def refuse(why: str, what: object, rule: str) -> ModelError:
         return ModelError(f"{path} is refused: {why} {shortened(one_line(str(what)), 80)!r}{rule}.")
 
     for item in _mappings(document):
@@ -142,11 +141,11 @@ def _check_json(document: Any, path: Path) -> None:
                 )
 
 
-def _texts(item: Any) -> list[object]:
+def _texts(item: object) -> list[object]:
     return item if isinstance(item, list) else [] if item is None else [item]
 
 
-def _mappings(document: Any) -> Iterator[dict[str, object]]:
+def _mappings(document: object) -> Iterator[dict[str, object]]:
     """All mappings in a document, those too that stand as JSON in its texts."""
     waiting = [(document, 0)]
     while waiting:
@@ -163,7 +162,7 @@ def _mappings(document: Any) -> Iterator[dict[str, object]]:
                 continue  # a text that only begins so
 
 
-def is_arithmetic(text: Any) -> bool:
+def is_arithmetic(text: object) -> bool:
     """Whether a text is an expression of numbers, symbols, operators and functions of shapes alone, whose
     value cannot be huge."""
     if not isinstance(text, str) or len(text) > 10_000:
@@ -213,7 +212,7 @@ def _power(node: ast.AST) -> float:
     return _MOST_POWER + 1
 
 
-def is_condition(text: Any) -> bool:
+def is_condition(text: object) -> bool:
     """Whether a text compares lengths of inputs with arithmetic, and does nothing else."""
     if not isinstance(text, str):
         return False

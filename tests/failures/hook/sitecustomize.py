@@ -29,11 +29,6 @@ class _Breaks(ValueError):
         super().__init__("a mistake in the model")
 
 
-class _DiskIsFull(OSError):
-    def __init__(self):
-        super().__init__(28, "No space left on device", "/full/file")
-
-
 def _rank():
     return next((os.environ[name] for name in _RANK_NAMES if name in os.environ), None)
 
@@ -48,20 +43,37 @@ def _works():
     return False
 
 
+def _until_it_ends(kill):
+    while True:
+        kill()
+        time.sleep(1.0)
+        # What is raised in a destructor or a callback is forgotten: then the rank goes on. Between two of its
+        # runs it is not at work either; one that ends never is again.
+        while not _works():
+            time.sleep(_SECONDS)
+
+
 def _raise(kind):
     import ctypes
 
-    while True:  # what is raised in a destructor or a callback is forgotten
-        _raise_once(ctypes, kind)
-        time.sleep(1.0)
-        if not _works():
-            return
+    main = ctypes.c_ulong(threading.main_thread().ident)
+    _until_it_ends(lambda: ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(kind)))
 
 
-def _raise_once(ctypes, kind):
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(threading.main_thread().ident), ctypes.py_object(kind)
-    )
+_ASKED = []
+
+
+def _write(number, frame):
+    """In the main thread, wherever that is."""
+    if _ASKED:
+        with open(os.path.join(_ASKED[0], "file"), "wb") as file:
+            file.write(b"x" * (1 << 20))
+
+
+def _wait_for_ever(*given):
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()  # nobody gives it back
 
 
 def _use_all_memory(group):
@@ -80,9 +92,13 @@ def _die(how, where):
     elif how == "exception":
         _raise(_Breaks)
     elif how == "disk":
-        _raise(_DiskIsFull)
+        _ASKED.append(where)
+        _until_it_ends(lambda: os.kill(os.getpid(), signal.SIGUSR2))
     elif how == "success":
         os._exit(0)
+    elif how == "lock":
+        # In the midst of the next run: elsewhere it may be that the rank waits for others.
+        sys.modules["ranks.run.program"].Program.run = _wait_for_ever
     elif how == "memory":
         _use_all_memory(where)
 
@@ -121,5 +137,6 @@ class _Never:
 if _FOLDER:
     if os.environ.get("FAILURES_NEVER"):
         sys.meta_path.insert(0, _Never())
+    signal.signal(signal.SIGUSR2, _write)
     _begin()
     os.register_at_fork(after_in_child=_begin)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from launcher.common.exits import report
@@ -20,3 +23,16 @@ def test_a_model_s_own_python_ends_the_process(
 ) -> None:
     assert report(SystemExit(code), where) == exit_code
     assert capsys.readouterr().err == f"shardrun: error: {sentence}\n"
+
+
+def test_a_full_disk_is_not_taken_for_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    """What fails in the midst of a file has no name."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert report(full, "rank 1 on host a: ") == 1
+    print("still written")
+    shown = capsys.readouterr()
+    assert shown.out == "still written\n"
+    assert shown.err == (
+        "shardrun: error: rank 1 on host a: a file cannot be written: No space left on device (run with "
+        "--debug to see where)\n"
+    )

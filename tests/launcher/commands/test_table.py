@@ -161,7 +161,7 @@ def test_cores_and_interfaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert (code, out) == (2, "") and f"{flag}: expected" in err and "found an empty text" in err
     for cores in ("5-3", "0,0-999999"):
         code, _, err = run(capsys, "table", "make", "--local", 1, "--cores", cores)
-        assert code == 2 and "$.server_list[0].device[0].cores: expected the lower number first" in err
+        assert code == 2 and "$.server_list[0].device[0].cores: expected processors" in err
     code, _, err = run(capsys, "table", "make", "--local", 1, "--interface", "a b")
     assert code == 2 and "$.server_list[0].interface: expected a network interface" in err
     program(programs, "nvidia-smi", "printf '0\\n1\\n'")

@@ -62,14 +62,14 @@ def closing(condition: Any) -> None:
 
 def slowly(decoder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The decoder, whose texts go on for some time."""
-    real = decoder.step_many
+    real = decoder.scores_many
     decoder.runs = None
 
-    def step_many(sequences: Any, ids: Any) -> Any:
+    def scores_many(sequences: Any, ids: Any, wants: Any) -> Any:
         time.sleep(0.05)
-        return real(sequences, ids)
+        return real(sequences, ids, wants)
 
-    monkeypatch.setattr(decoder, "step_many", step_many)
+    monkeypatch.setattr(decoder, "scores_many", scores_many)
     return decoder
 
 

@@ -15,7 +15,8 @@ from launcher.generation.generate import Manner, generate
 from launcher.generation.options import GENERATE, GenerateOptions, options_of
 from launcher.generation.sample import Done, Token
 from launcher.generation.text.tokenizer import Tokenizer
-from ranks.tokens.sampling import Candidates, candidates, log_softmax, top, uniform
+from ranks.tokens.sampling import Candidates, candidates, top, uniform
+from ranks.tokens.scores import Scores
 from tests.launcher.generation import tokenizers_made
 from tests.launcher.generation.table import VOCABULARY, TableDecoder
 
@@ -156,7 +157,7 @@ def test_log_probabilities() -> None:
         order = np.argsort(-expected)[:4]
         assert [token for token, _ in best] == order.tolist()
         assert [log for _, log in best] == pytest.approx(expected[order], abs=1e-5)
-    assert log_softmax(logits(PROMPT)).dtype == np.float32
+    assert Scores(logits(PROMPT)).logs().dtype == np.float32
 
 
 def test_ends() -> None:

@@ -86,15 +86,18 @@ def trouble(folder: Path, what: str) -> None:
     """A leader that is slow, or whose work fails; another rank that is lost, or that alone cannot compute."""
     path = folder / "joined.onnx"
     ids = state_models.steps("joined", [3])[0]
-    if identify().rank == 1 and what in {"killed", "alone"}:
+    odd_one = {"killed": 1, "alone": 1, "alone, the leader": 0, "no memory": 1}.get(what)
+    if identify().rank == odd_one:
         step, calls = RankModel.step, itertools.count()
 
-        def odd(self: RankModel, number: int, feeds: Any) -> Any:
+        def odd(self: RankModel, number: int, feeds: Any, asked: Any = None) -> Any:
             if next(calls) == 20:
-                if what == "alone":
+                if what.startswith("alone"):
                     raise ShardrunError("This rank has a cold.")
+                if what == "no memory":
+                    raise MemoryError("none left")
                 os.kill(os.getpid(), signal.SIGKILL)
-            return step(self, number, feeds)
+            return step(self, number, feeds, asked)
 
         RankModel.step = odd  # type: ignore[method-assign]
 
@@ -105,11 +108,20 @@ def trouble(folder: Path, what: str) -> None:
             time.sleep(8)
         elif what == "raises":
             raise ConfigError("the work went wrong")
+        try:
+            session.predict({"input_ids": np.full_like(ids, 999)})
+        except PredictError as error:
+            good.append("indices" in str(error))
         for _ in range(40):
             good.append(close(session.predict({"input_ids": ids[:, :1]}), plain.step(ids[:, :1])))
         return all(good)
 
-    print(identify().rank, lead(folder / "slices", work, threads=1), flush=True)
+    try:
+        print(identify().rank, lead(folder / f"slices{identify().world_size}", work, threads=1), flush=True)
+    except ShardrunError as error:
+        print(identify().rank, error, flush=True)
+        time.sleep(1)  # mpirun ends all as soon as one has ended
+        raise
 
 
 def main(folder: Path, what: str) -> None:

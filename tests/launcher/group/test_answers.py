@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from launcher.group.answers import Answers
 from launcher.starters import cause
 from launcher.starters.base import Ended
@@ -36,6 +38,31 @@ def test_a_new_request_knows_nothing_of_the_one_before() -> None:
     assert answers.came and list(answers.failed) == [1]
     answers.begin(2)
     assert (answers.result, answers.failed, answers.dropped, answers.came) == (None, {}, False, False)
+
+
+@pytest.mark.parametrize("turn", ["before", "after", "late"])
+def test_a_rank_that_could_not_compute_what_rank_0_could_is_out_of_step(turn: str) -> None:
+    """Whichever comes first, and also where the next request is under way."""
+    answers = Answers()
+    answers.begin(1)
+    failed = Message(Kind.FAILED, {"request": 1, "type": "ModelError", "message": "no memory."})
+    order = [(1, failed), (0, answer(1))] if turn == "before" else [(0, answer(1)), (1, failed)]
+    told = [answers.take(*order[0])]
+    if turn == "late":
+        assert answers.good
+        answers.begin(2)
+    told.append(answers.take(*order[1]))
+    assert not answers.good and answers.came == (turn != "late")
+    assert told == [None, (1, failed.fields)]
+    error = cause.error_of(Trouble(1, "h", error=cause.unlike(failed.fields)), [])
+    assert str(error) == "rank 1 on host h: no memory. Other ranks did not fail alike."
+
+
+def test_ranks_that_all_fail_are_in_step() -> None:
+    answers = Answers()
+    answers.begin(1)
+    assert [answers.take(rank, answer(1, Kind.FAILED)) for rank in (1, 0)] == [None, None]
+    assert answers.came and not answers.good
 
 
 def test_an_echo_is_not_the_first_cause() -> None:

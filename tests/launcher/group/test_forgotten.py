@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.common.elsewhere import Elsewhere
 from launcher.generation.generate import Event, Generation
 from launcher.generation.options import GenerateOptions
 from launcher.generation.sample import Token
 from launcher.group.group import Group
 from launcher.group.requests import RanksRun, Requests
+from ranks.common.elsewhere import Elsewhere
 from tests.launcher.group.test_requests import _Ranks
 from tests.launcher.processes import wait_until
 

@@ -23,8 +23,8 @@ from launcher.errors import ConfigError, LaunchError, RankFailedError, RankTable
 from launcher.group.requests import PredictError
 from launcher.job.places.placement import Placement
 from launcher.job.rank_table import make_rank_table
-from ranks.common.ranges import parse_ranges
 from sharding.common import limits
+from sharding.common.ranges import parse_ranges
 from tests.launcher import slices
 from tests.launcher.processes import ROOT, Runner, wait_until
 

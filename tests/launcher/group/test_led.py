@@ -16,12 +16,16 @@ from tests.ranks import state_models
 PROGRAM = Path(__file__).with_name("led_program.py")
 
 
+COLD = "This rank has a cold."
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("led")
     for form, save in state_models.FORMS.items():
         save(place / f"{form}.onnx")
-    slice_model(place / "joined.onnx", 2, place / "slices")
+    for ranks in (2, 4):
+        slice_model(place / "joined.onnx", ranks, place / f"slices{ranks}")
     return place
 
 
@@ -59,7 +63,6 @@ def test_a_leader_that_is_idle_is_waited_for(folder: Path) -> None:
     [
         ("raises", "ConfigError: the work went wrong"),
         ("killed", "RankFailedError: Rank 1"),
-        ("alone", "CollectiveError: This rank has a cold. Rank 0 could compute what this rank could not."),
     ],
 )
 def test_what_goes_wrong_ends_all_ranks(folder: Path, what: str, message: str) -> None:
@@ -70,3 +73,30 @@ def test_what_goes_wrong_ends_all_ranks(folder: Path, what: str, message: str) -
         assert message in done.stderr or "signal 9" in done.stderr
         return
     assert message in done.stderr
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize(
+    ("collectives", "what", "ranks", "why"),
+    [
+        ("shm", "alone", 2, COLD),
+        ("shm", "alone, the leader", 2, COLD),
+        ("mpi", "alone", 2, COLD),
+        ("gloo", "alone, the leader", 2, COLD),
+        ("gloo", "no memory", 4, "MemoryError: none left."),
+    ],
+)
+def test_a_rank_that_alone_cannot_compute_tells_the_others(
+    folder: Path, collectives: str, what: str, ranks: int, why: str
+) -> None:
+    """Nobody waits for a time-out, and all name the first cause. What no rank can compute ends nothing."""
+    if collectives == "gloo":
+        pytest.importorskip("torch.distributed")
+    done = led(folder, what, ranks, SHARDRUN_TIMEOUT="60", SHARDRUN_COLLECTIVES=collectives)
+    odd = int(what != "alone, the leader")
+    assert done.returncode != 0 and "None" not in done.stdout and "True" not in done.stdout
+    lines = {int(line[0]): line[2:] for line in done.stdout.splitlines()}
+    assert sorted(lines) == list(range(ranks))
+    for rank, line in lines.items():
+        wanted = f"{why} Other ranks could compute" if rank == odd else f"Rank {odd} could not go on: {why}"
+        assert line.startswith(wanted)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.common.lines import Shown, StreamName
 from launcher.group import logs
-from launcher.group.logs import LogFiles, Shown
+from launcher.group.logs import LogFiles
 from launcher.group.output import TAIL_LINES, Output, show
-from launcher.starters.base import Ended, Handle, Pipe, StreamName
+from launcher.starters.base import Ended, Handle, Pipe
 from tests.launcher.processes import wait_until
 
 

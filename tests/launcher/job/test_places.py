@@ -22,7 +22,7 @@ from launcher.job.places.host_list import parse_hosts, read_hostfile
 from launcher.job.places.placement import Placement, Places, parse_variables, parse_words
 from launcher.job.rank_table import make_rank_table
 from launcher.job.start_arguments import Start, rank_environment
-from ranks.common.ranges import in_ranges, parse_ranges
+from sharding.common.ranges import in_ranges, parse_ranges
 
 SLURM = {
     "SLURM_JOB_ID": "12",

@@ -251,14 +251,15 @@ def test_every_option_of_a_rank_is_passed_on(folder: Path, monkeypatch: pytest.M
     for name in ("x.bin", "key"):
         (folder / name).write_bytes(b"0" * 16)
     given = {
-        "collectives": "shm", "threads": 3, "timeout": 2.5, "target": "gpu", "precision_mode": "enforce_fp32",
+        "collectives": "shm", "threads": 3, "timeout": 2.5, "hang_timeout": 1.5,
+        "target": "gpu", "precision_mode": "enforce_fp32",
         "execution_plan": {"MatMul": "float16", "a=b": "float32"}, "inputs": (f"x={folder / 'x.bin'}",),
         "dims": {"n": 0, "m": 7}, "seed": 0, "output": folder / "o.npz", "repeat": 2, "verify": True,
         "against": folder / "m.onnx",
     }  # fmt: skip
     of_ranks = [option.name for group in (RANKS, TYPES, DATA) for option in grouped(group)]
     of_starting = {"ranks", "rank_table", "launcher", "hosts", "hostfile", "nodes", "bind", "env"}
-    of_starting |= {"mpi_args", "srun_args", "hang_timeout", "stage", "log_dir", "tee", "log_json"}
+    of_starting |= {"mpi_args", "srun_args", "stage", "log_dir", "tee", "log_json"}
     of_starting |= {"ray_address", "gpus"}
     assert sorted(given) == sorted({*of_ranks} - of_starting)
     assert all(given[name] != getattr(Job(), name) for name in given)

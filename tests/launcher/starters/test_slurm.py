@@ -245,5 +245,7 @@ def test_nodes_that_slurm_does_not_give(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     with pytest.raises(LaunchError, match="There is no srun on PATH"):
         SlurmLauncher().place(1, None)
-    with pytest.raises(ConfigError, match=r"^--nodes is for the launcher slurm, but local is asked for$"):
+    with pytest.raises(
+        ConfigError, match=r"^--nodes is for the launcher slurm, but local is asked for: leave it out"
+    ):
         base.choose("local", placement=Placement(nodes=1))

@@ -330,3 +330,18 @@ def test_without_ssh(said: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_a_name_that_nobody_knows() -> None:
     with pytest.raises(ConfigError, match=r"^--hosts: the host 'no\.such\.host' cannot be found: correct"):
         run_program(["exec", "x.py"], placement=Placement(hosts=parse_hosts("no.such.host")))
+
+
+PLACE = """
+path = f"place_{rank}"
+open(path, "w").write(f"{sorted(os.sched_getaffinity(0))} {os.environ['GLOO_SOCKET_IFNAME']}")
+"""
+
+
+def test_what_a_table_says_of_thousands_of_ranks_is_in_no_variable(said: Path) -> None:
+    """The kernel takes texts of 128 KB at most."""
+    core = min(os.sched_getaffinity(0))
+    table = make_rank_table([("localhost", 2)], [",".join([str(core)] * 90_000)] * 2, "eth7")
+    Path("script.py").write_text(f"import os\nrank = os.environ['RANK']\n{PLACE}")
+    run_program(["exec", "script.py"], launcher="ssh", rank_table=table, timeout=SECONDS)
+    assert [Path(f"place_{rank}").read_text() for rank in range(2)] == [f"[{core}] eth7"] * 2

@@ -11,6 +11,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 
 from launcher.errors import ConfigError, LaunchError
+from launcher.job.cache_contents import clear
 from launcher.job.ports import listen_tcp
 from launcher.job.rank_table import make_rank_table
 from launcher.starters.base import Handle, Launcher
@@ -27,6 +29,8 @@ from launcher.starters.staging import sender
 from launcher.starters.staging.copies import Copy, needed
 from ranks.cache import staged
 from ranks.cache.folder import cache_folder
+from ranks.cache.limit import bound
+from ranks.cache.locks import PINS
 from sharding.errors import ShardError
 from tests.launcher import slices
 
@@ -289,9 +293,29 @@ def test_the_limit_and_what_is_not_ours(folder: Path, tmp_path: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
     (changed, _) = needed(folder, TABLE)
     assert changed.key != copy.key
+    os.utime(other / copy.key, (1, 1))  # a job of long ago
     send(folder, cache, SHARDRUN_CACHE_LIMIT="1MB")
     assert [path.name for path in other.iterdir() if path.is_dir()] == [changed.key]
     assert (cache / "slices" / "notes.txt").read_text() == "mine"
+
+
+def test_a_copy_waits_for_its_ranks(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody holds it between the copying and their start, when another job may clean the cache."""
+    cache = tmp_path / "there"
+    (copy, _) = needed(folder, TABLE)
+    place = cache / "slices" / copy.key
+    monkeypatch.setenv("SHARDRUN_CACHE", str(cache))
+    send(folder, cache)
+    bound(cache, 1)
+    assert place.is_dir() and clear(["slices"])[1]
+    staged.here(str(folder), copy.key, "h")  # another job's rank, which ends before
+    PINS.held.pop(place).close()
+    bound(cache, 1)
+    assert place.is_dir()
+    now = time.time
+    monkeypatch.setattr("time.time", lambda: now() + 21)  # no rank has come in time
+    bound(cache, 1)
+    assert not place.exists()
 
 
 def test_what_cannot_be_copied(folder: Path, tmp_path: Path) -> None:
@@ -308,10 +332,9 @@ def test_a_rank_finds_its_copy(folder: Path, tmp_path: Path, monkeypatch: pytest
     copies = needed(folder, TABLE)
     monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "there"))
     sender.send(Channel(), copies, {"SHARDRUN_CACHE": os.environ["SHARDRUN_CACHE"]}, 20, 20)
-    monkeypatch.setenv("SHARDRUN_STAGED", staged.said((copy.key, copy.ranks) for copy in copies))
-    found = [staged.here(str(folder), rank, "h") for rank in range(4)]
     places = [cache_folder() / "slices" / copy.key for copy in copies]
-    assert found == [str(folder), str(places[0]), str(places[1]), str(places[1])]
+    assert [staged.here(str(folder), copy.key, "h") for copy in copies] == [*map(str, places)]
+    assert staged.here(str(folder), "", "h") == staged.here(str(folder), "../x", "h") == str(folder)
     (places[0] / "rank_1.data").write_bytes(b"")
     with pytest.raises(Exception, match="is not there any more on host h: run it again"):
-        staged.here(str(folder), 1, "h")
+        staged.here(str(folder), copies[0].key, "h")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,12 @@ def validate(manifest: dict[str, Any]) -> None:
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
+def expanded(word: str, variables: dict[str, str]) -> str:
+    """As Kubernetes says that it reads words: ``$$`` is ``$``, ``$(NAME)`` a variable that there is, and
+    everything else is itself."""
+    return re.sub(r"\$(?:(\$)|\((.*?)\))", lambda found: found[1] or variables.get(found[2], found[0]), word)
+
+
 def container(job: dict[str, Any]) -> dict[str, Any]:
     (found,) = job["spec"]["template"]["spec"]["containers"]
     return dict(found)
@@ -80,7 +88,8 @@ def test_an_indexed_job_and_its_service(tmp_path: Path) -> None:
     service, job = dry(
         tmp_path, "/m/slices", "--ranks", 4, "--gpus", 2, "--cpus", 3, "--mem", "2GiB", "--shm", "4GiB",
         "--volume", "models:/m", "--time", "1:00:00", "--constraint", "pool=fast", "--namespace", "us",
-        "--name", "it", "--input", "/m/x $(RANK).npz", "--target", "gpu",
+        "--name", "it", "--input", "/m/x $(RANK)$$(A)$.npz", "--target", "gpu", "--env", "A=y",
+        "--env", "B=$$(A)$(RANK)$x$", "--env", "C=1e3",
     )  # fmt: skip
     validate(service)
     validate(job)
@@ -97,7 +106,10 @@ def test_an_indexed_job_and_its_service(tmp_path: Path) -> None:
     assert mounted["/m"]["persistentVolumeClaim"] == {"claimName": "models"}
     told = {one["name"]: one.get("value") for one in rank["env"]}
     assert (told["WORLD_SIZE"], told["MASTER_ADDR"]) == ("4", "it-0.it")
-    assert "--input=/m/x $$(RANK).npz" in rank["args"], "Kubernetes would put a variable there"
+    # Kubernetes puts variables into words.
+    given = {"RANK": "3", **{name: value for name, value in told.items() if value is not None}}
+    assert "--input=/m/x $(RANK)$$(A)$.npz" in [expanded(word, given) for word in rank["args"]]
+    assert expanded(told["B"], given) == "$$(A)$(RANK)$x$" and (told["A"], told["C"]) == ("y", "1e3")
 
 
 def test_the_pods_of_a_job_are_its_ranks(tmp_path: Path) -> None:
@@ -116,7 +128,7 @@ def test_the_pods_of_a_job_are_its_ranks(tmp_path: Path) -> None:
         own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(27000 + os.getpid() % 5000)}
         (program,), words = container(job)["command"], container(job)["args"]
         assert program == "shardrun"
-        command = [sys.executable, "-m", "launcher.cli", *(word.replace("$$(", "$(") for word in words)]
+        command = [sys.executable, "-m", "launcher.cli", *(expanded(word, own) for word in words)]
         ranks.append(
             subprocess.Popen(
                 command, env={**os.environ, **own}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -129,6 +141,44 @@ def test_the_pods_of_a_job_are_its_ranks(tmp_path: Path) -> None:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert b"gloo" in said[0][0] and said[1][0] == b""
+
+
+TEXTS = (
+    *("y", "N", "on", "1e3", "0x1f", "0o17", "1_000", ".5", "1:30", "~", "null", "", " a ", "a: b", "a #b"),
+    *("- a", "é\x85\u2028", "'\"\\", "line\nline\n", "\t", "*a", "&a", "!a", "%a", "@a", "`a", "{a}", "[a]"),
+    *("a" * 300 + " b", "\U0001f600", "=", "<<", "a:", ":a", "2026-11-29", "+1", "0b1", "infinity", ".inf"),
+)
+
+
+def test_every_text_is_a_text(tmp_path: Path) -> None:
+    """In whichever version of YAML: only words that no version takes for anything else are in no quotes."""
+    given = [word for number, text in enumerate(TEXTS) for word in ("--env", f"A{number}={text}")]
+    done = shardrun(
+        "submit", "--kubernetes", "/m", "--ranks", 2, "--image", "i", *given, "--dry-run", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    _, job = yaml.safe_load_all(done.stdout)
+    told = {one["name"]: one.get("value") for one in container(job)["env"]}
+    assert [told[f"A{number}"] for number in range(len(TEXTS))] == list(TEXTS)
+    for node in yaml.compose_all(done.stdout):
+        for scalar in scalars(node):
+            word = scalar.value
+            number = scalar.tag.endswith((":int", ":bool")) and word in {"2", "29500", "0", "true"}
+            plain = re.fullmatch(r"[A-Za-z/][\w/.:-]*", word, re.ASCII) and not word.endswith(":")
+            safe = plain and word.lower() not in {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+            assert scalar.style is not None or number or safe, word
+
+
+def scalars(node: yaml.Node) -> Iterator[yaml.ScalarNode]:
+    if isinstance(node, yaml.ScalarNode):
+        yield node
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from scalars(item)
+    else:
+        for pair in node.value:
+            for item in pair:
+                yield from scalars(item)
 
 
 def test_an_mpi_job(tmp_path: Path) -> None:
@@ -159,26 +209,39 @@ def test_an_mpi_job(tmp_path: Path) -> None:
 def test_the_launcher_of_an_mpi_job_runs_whichever_mpi_is_there(
     tmp_path: Path, version: str, marks: str
 ) -> None:
-    (job,) = dry(tmp_path, "/m/slices", "--ranks", 3, "--kind", "mpijob", "--input", "/m/$(x) y.npz")
+    (job,) = dry(
+        tmp_path, "/m/slices", "--ranks", 3, "--kind", "mpijob", "--input", "/m/$(x)$$ y.npz",
+        "--env", "ranks=mine", "--env", "options=too",
+    )  # fmt: skip
     launcher = container({"spec": job["spec"]["mpiReplicaSpecs"]["Launcher"]})
     hosts, bin_ = tmp_path / "hosts", tmp_path / "bin"
     bin_.mkdir()
     hosts.write_text("it-worker-0.it slots=1\nit-worker-1.it slots=1\n")
     (bin_ / "mpirun").write_text(
         f'#!/bin/sh\n[ "$1" = --version ] && echo "{version}" && exit\n'
-        'printf "%s|" "$MASTER_ADDR" "$MASTER_PORT" "$@"\nexit 5\n'
+        'printf "%s|" "$MASTER_ADDR" "$MASTER_PORT" "$@"\nshift 2\n'
+        'while [ "$1" != sh ]; do [ "$1" != -f ] || cat "$2" >&2; shift; done; "$@"\nexit 5\n'
     )
     (bin_ / "mpirun").chmod(0o755)
-    words = [word.replace("$$(", "$(") for word in (*launcher["command"], *launcher["args"])]
+    (bin_ / "shardrun").write_text('#!/bin/sh\nprintf "%s|" "$ranks" "$options" "$@"\n')
+    (bin_ / "shardrun").chmod(0o755)
+    own = {one["name"]: one["value"] for one in launcher["env"]}
+    words = [expanded(word, own) for word in (*launcher["command"], *launcher["args"])]
     words = [word.replace("/etc/mpi/hostfile", str(hosts)) for word in words]
+    words = [word.replace("/tmp/hosts", str(tmp_path / "slots")) for word in words]
     done = subprocess.run(
-        words, env={"PATH": f"{bin_}:/usr/bin:/bin"}, capture_output=True, text=True, timeout=30, check=False
-    )
-    said = done.stdout.split("|")
-    assert done.returncode == 5 and not done.stderr
+        words, env={"PATH": f"{bin_}:/usr/bin:/bin", **own}, capture_output=True, text=True, timeout=30,
+        check=False,
+    )  # fmt: skip
+    before, host, after = done.stdout.partition(f"shardrun: on host {os.uname().nodename}\n")
+    said = before.split("|")
+    assert done.returncode == 5 and host
+    # MPICH and Intel MPI read another form of the same list.
+    assert done.stderr == ("it-worker-0.it:1\nit-worker-1.it:1\n" if "-f" in marks else "")
+    assert after.split("|")[:4] == ["mine", "too", "run", "/m/slices"]
+    assert "--input=/m/$(x)$$ y.npz" in after.split("|")
     assert said[:4] == ["it-worker-0.it", "29500", "-n", "3"]
-    assert (marks in " ".join(said) and said[-5:-3] == ["shardrun", "run"]) or "/m/slices" in said
-    assert "--input=/m/$(x) y.npz" in said
+    assert marks in " ".join(said)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +257,11 @@ def test_the_launcher_of_an_mpi_job_runs_whichever_mpi_is_there(
         (["/m", "--ranks", "2", "--image", "i", "--nodes", "2"], "give --kind mpijob"),
         (["/m", "--ranks", "2", "--image", "i", "--gpus", "a100:1"], "such as nvidia.com/gpu"),
         (["/m", "--ranks", "2", "--image", "i", "--array", "0-1"], "--kubernetes has no such option"),
+        (["/m", "--ranks", "2", "--image", "i", "--gpus", "a.b/../c:1"], "such as nvidia.com/gpu"),
+        (["/m", "--ranks", "2", "--image", "i", "--volume", "c:/dev/shm/"], "--volume /dev/shm: something"),
+        (["/m", "--ranks", "2", "--image", "i", *("--volume", "c:/a") * 2], "--volume /a: something else"),
+        (["/m", "--ranks", "2", "--image", "i", "--name", "2x"], "a letter first"),
+        (["/m\udcff", "--ranks", "2", "--image", "i"], "Kubernetes takes UTF-8 only"),
     ],
 )  # fmt: skip
 def test_what_kubernetes_cannot_take_is_said(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -246,7 +314,7 @@ def test_a_job_is_followed_to_its_end(
         *("--namespace", "us"), cwd=tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}", STAND_IN=str(state),
     )  # fmt: skip
     assert done.returncode == code, done.stderr
-    assert message in done.stderr and "[rank 1] a line\n" in done.stdout
+    assert message in done.stderr and "[1@it-1] a line\n" in done.stdout
     created = list(yaml.safe_load_all((state / "created").read_text()))
     assert [one["kind"] for one in created] == ["Service", "Job"]
     calls = (state / "calls").read_text().splitlines()

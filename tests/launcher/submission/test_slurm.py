@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -21,6 +22,7 @@ from tests.launcher.cli_tools import environment, save_mlp, shardrun
 from tests.launcher.submission import real_slurm, stand_in_slurm
 
 TWO_NODES = ("--ranks", "2", "--nodes", "2")
+HERE = os.uname().nodename
 
 
 @pytest.fixture(scope="module", params=["stand-in", "real"])
@@ -61,7 +63,8 @@ def test_ranks_on_two_nodes_answer(cluster: dict[str, str], folder: Path) -> Non
         cwd=folder, **cluster,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "[rank 0] collectives by             shm+gloo\n" in done.stdout
+    assert f"[0@{HERE}] collectives by             shm+gloo\n" in done.stdout
+    assert "on host" not in done.stdout
     np.testing.assert_allclose(np.load(folder / "y.npz")["y"], expected(folder), rtol=1e-5, atol=1e-5)
     (log,) = (folder / "logs here").iterdir()
     number = done.stderr.split()[2]
@@ -74,7 +77,7 @@ def test_the_first_code_is_the_jobs(cluster: dict[str, str], folder: Path) -> No
     model = ("--slurm", "m.onnx", "--ranks", "2", "--nodes", "1", "--timeout", "60")
     done = shardrun("submit", *model, "--verify", "--against", "other.onnx", cwd=folder, **cluster)
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "[rank 0] shardrun: error: rank 0 on host" in done.stdout
+    assert f"[0@{HERE}] shardrun: error: rank 0 on host" in done.stdout
     np.savez(folder / "bad.npz", z=np.ones(3, np.float32))
     done = shardrun("submit", *model, "--input", "bad.npz", cwd=folder, **cluster)
     assert done.returncode == 2, done.stdout + done.stderr
@@ -90,7 +93,7 @@ def test_jobs_of_an_array_have_inputs_of_their_own(cluster: dict[str, str], fold
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     for index in range(2):
-        assert f"[job {index}] [rank 0] wrote {folder}/y_{index}.npz" in done.stdout
+        assert f"[job {index}] [0@{HERE}] wrote {folder}/y_{index}.npz" in done.stdout
         found = np.load(folder / f"y_{index}.npz")["y"]
         np.testing.assert_allclose(found, expected(folder, f"x_{index}.npz"), rtol=1e-5, atol=1e-5)
 
@@ -109,6 +112,93 @@ def test_hostile_names_are_names(cluster: dict[str, str], folder: Path) -> None:
     np.testing.assert_allclose(np.load(odd / "$y.npz")["y"], expected(odd), rtol=1e-5, atol=1e-5)
     assert [path.name for path in odd.glob("*.log")] != []
     assert not list(folder.rglob("pwned"))
+
+
+def test_lines_as_json(cluster: dict[str, str], folder: Path) -> None:
+    done = shardrun(
+        *("submit", "--slurm", "m.onnx", "--ranks", 2, "--nodes", 1, "--timeout", 60, "--log-json"),
+        *("--output", "y.npz", "--array", "1-1", "--directive=--comment=x"), cwd=folder, **cluster,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {(line["job"], line["rank"], line["host"], line["stream"]) for line in lines} == {
+        ("1", 0, HERE, None)
+    }
+    assert f"wrote {folder}/y.npz" in [line["line"] for line in lines]
+    none = shardrun(
+        *("submit", "--slurm", "m.onnx", "--ranks", 2, "--nodes", 1, "--timeout", 60, "--tee", 1),
+        cwd=folder, **cluster,
+    )  # fmt: skip
+    assert (none.returncode, none.stdout) == (0, ""), none.stderr
+
+
+def test_a_job_that_is_started_again(folder: Path) -> None:
+    """It is followed on, and its first lines are not shown twice."""
+    if why := real_slurm.missing():
+        pytest.skip(why)
+    (folder / "slurm").mkdir()
+    made = real_slurm.Cluster(folder / "slurm")
+    own = environment(SHARDRUN_CACHE=str(folder / "cache"), **made.environment)
+    words = ["submit", "--slurm", "m.onnx", "--ranks", "1", "--requeue", "--repeat", "1000000000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launcher.cli", *words, "--env", "PYTHONFAULTHANDLER=1"], cwd=folder, env=own,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        state = lambda: made.ask("squeue", "-h", "-o", "%T %i").split()  # noqa: E731
+        assert processes.wait_until(lambda: state()[:1] == ["RUNNING"], 60)
+        number = state()[1]
+        made.ask("scontrol", "requeue", number)
+        assert processes.wait_until(lambda: "Restarts=1" in made.ask("scontrol", "show", "job", number), 20)
+        assert process.poll() is None
+        made.ask("scancel", number)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 1 and f"job {number} was cancelled" in err, out + err
+    finally:
+        process.kill()
+        made.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_job_is_handed_in(folder: Path, number: int) -> None:
+    """The job is cancelled when its number is known."""
+    for name, text in (
+        ("sbatch", "cat >/dev/null; : >begun; sleep 1; echo 77"),
+        ("scancel", 'echo "$@" >told'),
+    ):
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    (folder / "scontrol").write_text("#!/bin/sh\necho 'JobId=77 JobState=CANCELLED ExitCode=0:15'\n")
+    (folder / "scontrol").chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launcher.cli", "submit", "--slurm", "m.onnx", "--ranks", "2"], cwd=folder,
+        env=environment(PATH=f"{folder}:{os.environ['PATH']}"), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert processes.wait_until((folder / "begun").exists, 60)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number and "cancelling job 77" in err, out + err
+    assert (folder / "told").read_text() == "77\n"
+
+
+def test_a_job_of_an_array_that_slurm_has_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had failed; the others go on for longer than Slurm remembers it."""
+    system = slurm.Slurm()
+    first = "JobId=8 ArrayJobId=7 ArrayTaskId=0 JobState=FAILED Reason=NonZeroExitCode ExitCode=3:0\n"
+    states = iter((
+        (0, first + "JobId=7 ArrayJobId=7 ArrayTaskId=1 JobState=RUNNING Reason=None ExitCode=0:0\n"),
+        (0, "JobId=7 ArrayJobId=7 ArrayTaskId=1 JobState=RUNNING Reason=None ExitCode=0:0\n"),
+        (0, "JobId=7 ArrayJobId=7 ArrayTaskId=1 JobState=COMPLETED Reason=None ExitCode=0:0\n"),
+        (1, "slurm_load_jobs error: Invalid job id specified"),
+    ))  # fmt: skip
+    monkeypatch.setattr(system, "ask", lambda *_: subprocess.CompletedProcess([], *next(states), ""))
+    found = [system.status("7") for _ in range(4)]
+    assert [one.phase for one in found] == ["running", "running", "done", "done"]
+    assert [one.code for one in found] == [None, None, 3, 3]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -167,6 +257,8 @@ def test_the_script_says_what_is_asked(folder: Path) -> None:
     (run,) = (shlex.split(line.rstrip("\\")) for line in lines if line.strip().startswith("srun"))
     assert {"--mpi=pmix", "--kill-on-bad-exit=1", "--cpus-per-task=8", "--threads=8"} <= set(run)
     assert run[run.index("shardrun") :][:3] == ["shardrun", "run", f"{folder}/m.onnx"]
+    name = dry(folder, "m.onnx", "--ranks", 1, "--name", "ü" * 200).partition("--output=")[2].splitlines()[0]
+    assert len(name.encode()) - len(os.fsencode(folder)) < 240 and "ü" * 90 in name  # of a file's 255 bytes
 
 
 def test_a_job_file_for_run_is_one_for_submit(folder: Path) -> None:
@@ -180,7 +272,7 @@ def test_a_job_file_for_run_is_one_for_submit(folder: Path) -> None:
     assert {"export SECRET='a b'", "export MORE=1"} <= set(lines)
     (run,) = (shlex.split(line.rstrip("\\")) for line in lines if line.strip().startswith("srun"))
     after = run[run.index("run") + 1 :]
-    assert after == [f"{folder}/m.onnx", "--launcher=external"]
+    assert after == [f"{folder}/m.onnx", "--launcher=external", "--hang-timeout=9"]
 
 
 def test_a_path_that_is_no_utf8_stays_what_it_is(folder: Path) -> None:
@@ -203,13 +295,8 @@ def test_a_job_runs_in_an_image(folder: Path, runner: str) -> None:
     if runner == "pyxis":
         assert "--container-image=some image.sif" in run and "apptainer" not in run
     else:
-        assert run[run.index("apptainer") :][:5] == [
-            "apptainer",
-            "exec",
-            "--nv",
-            "some image.sif",
-            "shardrun",
-        ]
+        words = ["apptainer", "exec", "--nv", "some image.sif", "shardrun"]
+        assert run[run.index("apptainer") :][:5] == words
 
 
 @pytest.mark.parametrize(
@@ -259,6 +346,9 @@ def test_the_script_ends_as_the_first_rank_that_failed(
         (["m.onnx", "--ranks", "2", "--venv", "."], "expected a virtual environment"),
         (["m.onnx", "--ranks", "2", "--log", "no"], "--log no: expected a folder"),
         (["m.onnx", "--ranks", "2", "--container", "pyxis"], "give one with --image"),
+        (["m.onnx", "--ranks", "2", "--image=--bind=/"], "begins with no hyphen"),
+        (["m.onnx", "--ranks", "2", "--module=-x"], "begins with no hyphen"),
+        (["m.onnx", "--ranks", "2", "--log-dir", "x"], "unrecognized arguments: --log-dir"),
         (["m.onnx", "--ranks", "4", "--nodes", "2", "--tasks-per-node", "1"], "do not come to 1 a node"),
         (["--config", "job.yaml"], "$.submit.time: expected a time in quotes"),
         (["m.onnx", "--ranks", "2", "--log", "a\\b"], "a path with a backslash"),

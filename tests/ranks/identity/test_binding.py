@@ -100,10 +100,10 @@ def affinity(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
 
 
 def test_by_default_where_each_rank_can_have_a_core(affinity: list[set[int]], tmp_path: Path) -> None:
-    binding.bind(Identity(1, 2, 1, 2), tmp_path)
+    binding.bind(Identity(1, 2, 1, 2), root=tmp_path)
     assert affinity == [{2, 3}] and os.environ["SHARDRUN_BOUND"] == "1"
     for identity in (Identity(1, 5, 1, 5), Identity(), Identity(1, 2, 0, 1), Identity(1, 2, 1, None)):
-        binding.bind(identity, tmp_path)
+        binding.bind(identity, root=tmp_path)
     assert len(affinity) == 1
 
 
@@ -111,10 +111,10 @@ def test_none_and_what_is_asked_for(
     affinity: list[set[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHARDRUN_BIND", "none")
-    binding.bind(Identity(1, 2, 1, 2), tmp_path)
+    binding.bind(Identity(1, 2, 1, 2), root=tmp_path)
     assert affinity == []
     monkeypatch.setenv("SHARDRUN_BIND", "3")
-    binding.bind(Identity(), tmp_path)
+    binding.bind(Identity(), root=tmp_path)
     assert affinity == [{3}]
 
 
@@ -132,11 +132,12 @@ def test_threads_of_a_bound_rank_are_its_cores(tmp_path: Path, monkeypatch: pyte
 PLACED = """
 import os, sys
 from ranks.errors import IdentityError
-from ranks.identity.binding import bind, said
+from ranks.identity.binding import bind
 from ranks.identity.place import Identity
-os.environ["SHARDRUN_PLACES"] = said([(sys.argv[1], "eth7"), ("", "")])
+from ranks.identity.told import Told
+told = Told(cores=sys.argv[1], interface="eth7") if sys.argv[2] == "0" else Told()
 try:
-    bind(Identity(int(sys.argv[2]), 2, 0, 1, "h"))
+    bind(Identity(int(sys.argv[2]), 2, 0, 1, "h"), told)
 except IdentityError as error:
     print(error)
 print(sorted(os.sched_getaffinity(0)), os.environ.get("GLOO_SOCKET_IFNAME"))

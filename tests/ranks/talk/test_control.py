@@ -28,6 +28,7 @@ from ranks.talk.connect import EXIT_ORPHANED, ControlError, open_socket
 from ranks.talk.control import Control
 from ranks.talk.stream import Stream
 from ranks.talk.wire import Kind, Message
+from tests.launcher.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -464,6 +465,27 @@ def test_all_ranks_may_come_at_once() -> None:
         for pair in pairs:
             for sock in pair:
                 sock.close()
+
+
+def test_the_processes_above_ranks_have_places_too() -> None:
+    """From one host all ranks of it, and as many keepers, before any of them could say who it is."""
+    size = MOST_OF_ONE + 10
+    recorder = Recorder(size, ("127.0.0.1", "localhost"))
+    listener = recorder.listener
+    streams: list[Stream] = []
+    try:
+        for _ in range(2 * size):
+            streams.append(Stream(open_socket(listener.address)))
+        assert wait_until(lambda: len(listener._lobby._waiting) == 2 * size, 20)
+        for place, stream in enumerate(streams):
+            fields = {"job": listener.secret, "rank": place % size, "world_size": size, "host": "h", "pid": 1}
+            more = {"keeps": 1} if place < size else {}
+            stream.send(Message(Kind.HELLO, {**fields, **more}))
+        assert sorted(recorder.next("hello").rank for _ in range(size)) == list(range(size))
+    finally:
+        for stream in streams:
+            stream.close()
+        listener.close()
 
 
 def test_one_origin_has_so_many_places_and_no_more() -> None:

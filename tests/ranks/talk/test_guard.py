@@ -54,6 +54,36 @@ def test_a_stopped_rank_is_ended(mark: str) -> None:
     assert wait_until(lambda: not marked(mark), LIMIT), marked(mark)
 
 
+STILL = """
+import sys, threading, time
+from ranks.common.pulse import wait, work
+from ranks.talk.guard import GUARD
+GUARD.feel(3, "here", 1.0)
+GUARD.feel(3, "here", 1.0)
+@wait
+def waits_for_others():
+    time.sleep(5)
+@work
+def stands_still():
+    waits_for_others()
+    print("ready", flush=True)
+    threading.Event().wait()
+stands_still()
+"""
+
+
+def test_one_whose_work_stands_still_ends_itself_and_shows_where() -> None:
+    """While it waits for others it does not."""
+    done = subprocess.run(
+        [sys.executable, "-c", STILL], env=environment(), text=True, capture_output=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "ready\n")
+    sentence, _, where = done.stderr.partition("\n")
+    assert sentence.startswith("shardrun: error: rank 3 on host here has stood still for 1 s ")
+    assert "in stands_still" in where and done.stderr.count("stood still") == 1
+
+
 def test_one_whose_launcher_is_stopped_too_waits(mark: str) -> None:
     """Ctrl-Z stops both."""
     launcher = subprocess.Popen(["sleep", "100"])

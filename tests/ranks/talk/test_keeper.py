@@ -99,8 +99,10 @@ def test_a_stopped_rank_and_where_it_is(told: Told, tmp_path: Path) -> None:
     assert wait_until(lambda: "sleeps_long" in peer.above.stacks(), SECONDS)
     os.kill(peer.pid, signal.SIGSTOP)
     assert wait_until(lambda: halted.stopped(told.peers) == [peer], SECONDS)
-    assert halted.in_sentences(told.peers).startswith(
-        f" Rank 1 is process {peer.pid}, which is stopped by a signal such as SIGSTOP"
+    assert (
+        halted.Seen()
+        .in_sentences(told.peers)
+        .startswith(f" Rank 1 is process {peer.pid}, which is stopped by a signal such as SIGSTOP")
     )
     os.kill(peer.pid, signal.SIGCONT)
     assert wait_until(lambda: not halted.stopped(told.peers), SECONDS)
@@ -111,6 +113,26 @@ def test_a_stopped_rank_and_where_it_is(told: Told, tmp_path: Path) -> None:
     assert process.wait(SECONDS) == -signal.SIGKILL
     assert wait_until(lambda: told.ended, SECONDS) and told.ended == [Ended(1, -signal.SIGKILL)]
     assert peer.above.stacks() == ""
+
+
+def test_native_stacks_come_from_its_host(
+    told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By py-spy, here another program of that name; where that fails, those of Python alone."""
+    spy = tmp_path / "bin" / "py-spy"
+    spy.parent.mkdir()
+    spy.write_text('#!/bin/sh\n[ ! -e "$0.broken" ] && echo "spied: $*"\n')
+    spy.chmod(0o755)
+    monkeypatch.setenv("PATH", str(spy.parent), prepend=":")
+    process = told.start(tmp_path, "def sleeps_long():\n    time.sleep(100)\nsleeps_long()")
+    assert wait_until(lambda: told.peers, SECONDS)
+    (peer,) = told.peers
+    wanted = f"spied: dump --native --nonblocking --pid {peer.pid}"
+    assert wait_until(lambda: peer.above.stacks().strip() == wanted, SECONDS)
+    spy.with_name("py-spy.broken").touch()
+    assert wait_until(lambda: "sleeps_long" in peer.above.stacks(), SECONDS)
+    process.kill()
+    process.wait()
 
 
 def test_the_rank_ends_with_it(told: Told, tmp_path: Path) -> None:

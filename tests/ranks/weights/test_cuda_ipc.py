@@ -520,6 +520,29 @@ def test_copies_between_host_and_device_are_removed() -> None:
     np.testing.assert_array_equal(same, X)
 
 
+def test_weights_of_a_type_that_sessions_take_from_nobody_are_told_of() -> None:
+    graph = copied([], ["x"])
+    for index, kind in enumerate((TensorProto.INT4, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT)):
+        tensor = TensorProto(
+            name=f"w{index}", data_type=kind, dims=[4096], data_location=TensorProto.EXTERNAL
+        )
+        length = {TensorProto.INT4: 2048, TensorProto.FLOAT: 16384}.get(kind, 4096)
+        for key, given in (("location", "weights.data"), ("offset", "0"), ("length", str(length))):
+            tensor.external_data.add(key=key, value=given)
+        graph.initializer.append(tensor)
+    made: Any = object()  # an ONNX Runtime that does not say who takes a node
+    with pytest.warns(UserWarning, match="weights of the odd model") as caught:
+        assert (
+            device_model._say_copies(helper.make_model(graph).SerializeToString(), made, "the odd model")
+            == set()
+        )
+    assert [str(one.message) for one in caught] == [
+        "2 of the 3 weights of the odd model on the GPU, 6144 of 22528 bytes, are not shared: it takes no "
+        "FLOAT8E4M3FN or INT4 from elsewhere, so each process holds a copy of its own. To share these, too, "
+        "share the model on the CPU."
+    ]
+
+
 def test_a_weight_of_a_subgraph_is_not_taken_for_one_of_the_graph(tmp_path: Path) -> None:
     big = np.arange(2048, dtype=np.float32)
     branches = [
@@ -548,7 +571,7 @@ def test_a_weight_of_a_subgraph_is_not_taken_for_one_of_the_graph(tmp_path: Path
     path = tmp_path / "branches.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     weights = export_device_weights(path, CONFIG, tmp_path / "device", FakeDriver())
-    assert set(weights.values) == {"w"}
+    assert len(weights.values) == 3, "those of the branches, too"
     session = weights.session(CONFIG, "the model")
     for taken, factor in ((True, 3), (False, 4)):
         (y,) = session.run(None, {"x": np.array(taken), "v": np.zeros(2048, np.float32)})

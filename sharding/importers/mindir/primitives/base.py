@@ -144,7 +144,7 @@ class Primitive:
     of_complex: bool = False
     """Whether it takes complex numbers itself."""
 
-    def convert(self, b: Any, node: Node, *operands: Any, **settings: Any) -> Operand:
+    def convert(self, b: object, node: Node, *operands: object, **settings: object) -> Operand:
         """What a use of it gives, added to the builder's graph."""
         given = (b, node) if self.takes_node else (b,)
         return self.function(*given, *operands, **settings)
@@ -235,7 +235,7 @@ def _tensors(operands: Sequence[object], settings: int) -> int:
     return count
 
 
-def _holds_tensor(operand: Any) -> bool:
+def _holds_tensor(operand: object) -> bool:
     if isinstance(operand, tuple):
         return any(_holds_tensor(item) for item in operand)
     return isinstance(operand, Value)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from sharding.common.arrays import DType
 from sharding.importers.mindir.primitives.base import Operand, Value, primitive
 from sharding.importers.mindir.primitives.operands import BOOL, FLOAT32, INT32, INT64, Builder
 
@@ -139,7 +138,7 @@ def non_max_suppression(
 ) -> Value:
     """The places of the boxes that are kept, by falling score, as int32."""
 
-    def one(item: Operand, kind: Any) -> Value:
+    def one(item: Operand, kind: DType) -> Value:
         value = b.cast(b.value(item), kind)
         return b.op("Reshape", [value, b.ints((1,))])
 

@@ -7,7 +7,6 @@ What is linear is done to both parts alike; a product, a quotient and the like h
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -43,7 +42,7 @@ _LINEAR = frozenset(
 _SHAPES = frozenset({"Shape", "shape", "TensorShape", "DynamicShape", "Rank", "rank", "Size", "size"})
 
 
-def holds_complex(operand: Any) -> bool:
+def holds_complex(operand: object) -> bool:
     """Whether an operand is complex, or holds what is."""
     if isinstance(operand, tuple):
         return any(holds_complex(item) for item in operand)
@@ -67,13 +66,14 @@ def converted(
         known.convert(b, node, *[_part(b, item, imaginary, adds) for item in positional], **settings)
         for imaginary in (False, True)
     ]
-    found: Operand = _joined(parts[0], parts[1])
-    return found
+    return _joined(parts[0], parts[1])
 
 
-def _joined(real: Any, imaginary: Any) -> Any:
-    if isinstance(real, tuple):
+def _joined(real: Operand, imaginary: Operand) -> Operand:
+    if isinstance(real, tuple) and isinstance(imaginary, tuple):
         return tuple(_joined(one, other) for one, other in zip(real, imaginary, strict=True))
+    if not isinstance(real, Value) or not isinstance(imaginary, Value):
+        raise RefusedError("it gives numbers of which only some are complex")
     return made(real, imaginary)
 
 
@@ -88,7 +88,7 @@ def parts_of_array(b: Builder, array: Array) -> ComplexValue:
     return made(b.const(np.ascontiguousarray(array.real)), b.const(np.ascontiguousarray(array.imag)))
 
 
-def _part(b: Builder, operand: Any, imaginary: bool, among: bool) -> Any:
+def _part(b: Builder, operand: object, imaginary: bool, among: bool) -> object:
     """One part of an operand; of a real one among complex ones, zeros."""
     if isinstance(operand, tuple):
         inside = holds_complex(operand)

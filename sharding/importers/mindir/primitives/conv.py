@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -101,7 +100,7 @@ class _Window:
 def _window(b: Builder, node: Node, spatial: int) -> _Window:
     attributes = node.attributes
 
-    def first(*names: str, default: Any) -> Any:
+    def first(*names: str, default: Operand) -> Operand:
         return next((attributes[name] for name in names if attributes.get(name) is not None), default)
 
     return _Window(

@@ -65,7 +65,7 @@ def _dft(
         )
     else:
         operand = b.op("Unsqueeze", [b.floating(x), last])
-    size = None if length is None else b.const(count, np.int64)
+    size = None if length is None else b.value(count)
     attributes: dict[str, object] = {"inverse": int(inverse), "onesided": int(half)}
     if b.opset >= _AXIS_IS_AN_INPUT:
         found = b.op("DFT", [operand, size, b.const(axis, np.int64)], attributes)

@@ -6,7 +6,6 @@ What follows from that for other names of the same tensor is not theirs (`memory
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -94,7 +93,7 @@ def tensor_copy_slices(
     if not len(starts) == len(stops) == len(steps) <= rank:
         raise RefusedError("begin, end and strides must have the same length, at most the number of axes")
     count = len(starts)
-    grid: Any = None
+    grid: Value | None = None
     for axis in range(count):
         length = b.dim(x, axis)
         whole = b.op("Range", [b.const(0, np.int64), b.value(length), b.const(1, np.int64)])
@@ -114,7 +113,6 @@ def _joined(b: Builder, grid: Value, chosen: Value) -> Value:
     """Index vectors with one more component."""
     zero = b.op("Mul", [b.op("Slice", [grid, b.const([0]), b.const([1]), b.const([-1])]), 0])
     last = b.op("Add", [chosen, zero])
-    width = grid.shape[-1] if grid.shape is not None else None
     lead = b.op("Slice", [b.op("Shape", [last]), b.const([0]), b.const([-1]), b.const([0])])
-    full = b.op("Concat", [lead, b.const([width], np.int64)], {"axis": 0})
+    full = b.op("Concat", [lead, b.ints((b.dim(grid, -1),))], {"axis": 0})
     return b.op("Concat", [b.op("Expand", [grid, full]), last], {"axis": -1})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Union
+from typing import Union
 
 import numpy as np
 
@@ -206,11 +206,11 @@ class Builder(GraphBuilder):
         """A number in another value's element type."""
         return self.const(np.asarray(amount).astype(like.dtype))
 
-    def full_like(self, x: Value, amount: Any, dtype: DType | None = None) -> Value:
+    def full_like(self, x: Value, amount: Value | float, dtype: DType | None = None) -> Value:
         """A tensor of one value in the shape of another."""
         return self.filled(self.shape_of(x), amount, dtype or x.dtype)
 
-    def filled(self, shape: Operand, amount: Any, dtype: DType) -> Value:
+    def filled(self, shape: Operand, amount: Value | float, dtype: DType) -> Value:
         """A tensor of one value, in a shape of integers known or not."""
         known = self.known_ints(shape)
         if isinstance(amount, Value):

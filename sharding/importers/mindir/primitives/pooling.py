@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sharding.common.arrays import DType
 from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive, table
 from sharding.importers.mindir.primitives.conv import PAD_MODES, last, paired, same_padding, spatial_lengths
 from sharding.importers.mindir.primitives.matmul import channels_last
@@ -220,7 +221,7 @@ def avg_pool_ext(
     return _divided(b, found, kernel, divisor)
 
 
-_PLACE_TYPES = {"int32": INT32, "int64": INT64, 3: INT32, 4: INT64}
+_PLACE_TYPES: dict[str | int, DType] = {"int32": INT32, "int64": INT64, 3: INT32, 4: INT64}
 """The places' element type as classic primitives name or number it."""
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -60,7 +59,7 @@ def _common(b: Builder, x: Operand, y: Operand) -> list[Value]:
     return [b.cast(b.value(item, None if isinstance(item, Value) else kind), kind) for item in (x, y)]
 
 
-_ARITHMETIC: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+_ARITHMETIC: dict[str, tuple[Callable[[float, float], float], str]] = {
     "add": (operator.add, "Add"), "sub": (operator.sub, "Sub"), "mul": (operator.mul, "Mul"),
     "gt": (operator.gt, "Greater"), "ge": (operator.ge, "GreaterOrEqual"), "lt": (operator.lt, "Less"),
     "le": (operator.le, "LessOrEqual"), "eq": (operator.eq, "Equal"),
@@ -70,7 +69,9 @@ _ARITHMETIC: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
 
 
 @table({(f"Scalar{name.title()}", f"scalar_{name}"): row for name, row in _ARITHMETIC.items()})
-def arithmetic(row: tuple[Callable[[Any, Any], Any], str], b: Builder, x: Operand, y: Operand) -> Operand:
+def arithmetic(
+    row: tuple[Callable[[float, float], float], str], b: Builder, x: Operand, y: Operand
+) -> Operand:
     """What two numbers give."""
     python, onnx = row
     if isinstance(x, (bool, int, float)) and isinstance(y, (bool, int, float)):
@@ -202,7 +203,7 @@ def bool_eq(b: Builder, x: Operand, y: Operand) -> Operand:
 
 
 @primitive("ScalarCast", "scalar_cast", "ScalarBool", "scalar_bool", "TensorToScalar")
-def scalar_cast(b: Builder, node: Node, x: Operand, *, dtype: Any = None) -> Operand:
+def scalar_cast(b: Builder, node: Node, x: Operand, *, dtype: Operand = None) -> Operand:
     """A number of another type."""
     kind = np.dtype(np.bool_) if "ool" in node.op_type else None if dtype is None else element_type(dtype)
     if isinstance(x, (bool, int, float)):
@@ -216,13 +217,13 @@ def scalar_cast(b: Builder, node: Node, x: Operand, *, dtype: Any = None) -> Ope
 
 
 @primitive("ScalarToTensor", "scalar_to_tensor")
-def scalar_to_tensor(b: Builder, x: Operand, *, dtype: Any = None) -> Operand:
+def scalar_to_tensor(b: Builder, x: Operand, *, dtype: Operand = None) -> Operand:
     """A number as a tensor without axes."""
     return b.cast(x, element_type(dtype)) if dtype is not None else b.value(x)
 
 
 @primitive("TupleToTensor", "ListToTensor", "tuple_to_tensor")
-def tuple_to_tensor(b: Builder, x: Operand, *, dtype: Any = None) -> Operand:
+def tuple_to_tensor(b: Builder, x: Operand, *, dtype: Operand = None) -> Operand:
     """Numbers as a tensor with one axis."""
     kind = element_type(dtype) if dtype is not None else None
     if isinstance(x, tuple) and any(isinstance(item, float) for item in x):

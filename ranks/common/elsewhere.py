@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import queue
+import weakref
 from collections.abc import Callable
 
 
@@ -24,6 +25,21 @@ class Elsewhere:
         self._asked.put(what)
         with contextlib.suppress(RuntimeError):  # no thread can be started: the next one does it too
             _thread.start_new_thread(self._work, ())
+
+    def when_gone(
+        self, owner: object, what: Callable[[], object], *, at_exit: bool = False
+    ) -> weakref.finalize[..., object]:
+        """Has it called soon after ``owner`` has been collected; with ``at_exit`` also where the interpreter
+        ends before, and then here and now."""
+        found = weakref.finalize(owner, self._gone, weakref.ref(owner), what)
+        found.atexit = at_exit
+        return found
+
+    def _gone(self, owner: weakref.ref[object], what: Callable[[], object]) -> None:
+        if owner() is None:
+            self.call(what)
+        else:  # nothing is collected
+            what()
 
     def _work(self) -> None:
         with contextlib.suppress(queue.Empty):

@@ -1,0 +1,26 @@
+"""What the launcher tells a rank of its place. It says so over their connection, and to each rank only what
+concerns it: what starts ranks may give all of them one environment, which cannot hold it for thousands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Told:
+    """ "" where nothing is said. ``cores`` and ``interface``: the processors to run on, and the network
+    interface to reach other hosts by, as a rank table has them; ``copy``: the key of the model's copy in the
+    cache of the rank's host."""
+
+    cores: str = ""
+    interface: str = ""
+    copy: str = ""
+
+    @classmethod
+    def of(cls, fields: Mapping[str, object]) -> Told:
+        """From the fields of a message."""
+        return cls(*(str(fields.get(name, "")) for name in cls.__dataclass_fields__))
+
+
+NOTHING = Told()

@@ -1,0 +1,174 @@
+"""What a step is asked for instead of all logits: of each position the best tokens, and those named besides.
+
+Each rank finds those of its own part of the vocabulary. Put together they are as good as all: what is
+chosen is the same to the bit, equal scores and the order of sums included. Whoever asks names the tokens that
+it will treat in another way than the rest, by penalties or biases: these come whatever their logits are, and
+the best are found among the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ranks.tokens import sampling
+from ranks.tokens.best import MOST, SPARE
+from ranks.tokens.penalties import Row
+from ranks.tokens.scores import Norm, Scores, total
+
+if TYPE_CHECKING:
+    from ranks.talk.reports import AskReport
+    from sharding.common.arrays import Array
+
+
+ALSO, SHOWN = "shardrun.also", "shardrun.shown"
+"""The tensors by which an `Ask` goes to the ranks, and by which what they show comes back."""
+_ROUNDING = 2.0**-20
+"""Beyond what a few roundings to float32 may change, in relation to the numbers: so close to the last of the
+best tokens, another one may become its equal on the way to a score."""
+_LONGEST_LOG = 16.0
+"""More than the logarithm of a vocabulary's size."""
+
+
+@dataclass(frozen=True)
+class Want:
+    """What is wanted of the logits of one position."""
+
+    count: int
+    """So many of the best tokens; 0: the likeliest alone."""
+    also: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Tokens that come besides, and do not count among the best; by rising id, each once."""
+    logs: bool = False
+    """Whether log-probabilities are wanted."""
+    slack: float = 0.0
+    """The size of what will be added to them."""
+
+    @property
+    def room(self) -> int:
+        """How many tokens a rank may show, but for those of ``also``."""
+        return self.count + SPARE if self.count else 1
+
+    @property
+    def width(self) -> int:
+        """How many numbers a rank shows: how many tokens (-1: they do not suffice), their ids, their logits,
+        those of ``also``, and for log-probabilities the highest logit of all, and this rank's `total`."""
+        return 1 + 2 * self.room + len(self.also) + 2 * self.logs
+
+    def fits(self, part: int) -> bool:
+        """Whether a rank with so many tokens should show some of them, and not all."""
+        return max(self.count, len(self.also)) <= min(MOST, part // 4)
+
+
+def show(row: Row, begin: int, want: Want, highest: float) -> NDArray[np.float64]:
+    """What a rank shows, (width,): of the logits (part,) of the tokens from ``begin`` on. ``highest``: the
+    highest logit of all ranks, where log-probabilities are wanted."""
+    shown = np.zeros(want.width)
+    room, scores = want.room, row
+    mine = (want.also >= begin) & (want.also < begin + len(row))
+    own = want.also[mine] - begin
+    if len(own):
+        shown[1 + 2 * room :][: len(want.also)][mine] = row[own]
+        scores = row.copy()
+        scores[own] = -np.inf
+    if want.logs:
+        shown[-2] = highest
+        shown[-1:].view(np.int64)[0] = total(row, highest)
+    ids = _best(scores, want, highest, hidden=len(own) > 0)
+    if ids is None or len(ids) > room:
+        shown[0] = -1
+        return shown
+    shown[0] = len(ids)
+    shown[1 : 1 + len(ids)] = begin + ids
+    shown[1 + room : 1 + room + len(ids)] = scores[ids]
+    return shown
+
+
+def _best(scores: Row, want: Want, highest: float, *, hidden: bool) -> NDArray[np.int64] | None:
+    """The places of the best tokens; None where they do not suffice. ``hidden``: some are left out, which
+    have the lowest score."""
+    if not want.count:
+        place = int(np.argmax(scores))  # the lowest id of equal ones, and what is no number before all
+        return np.arange(place, place + (not hidden or scores[place] != -np.inf))
+    if not scores.max() < np.inf:
+        return None
+    least = float(sampling.highest(scores, want.count))
+    if least == -np.inf:
+        return None
+    if want.logs:
+        least -= _ROUNDING * (highest - least + _LONGEST_LOG + want.slack)
+    return np.flatnonzero(scores >= np.float32(least))
+
+
+def likeliest(rows: Array, begin: int) -> NDArray[np.float64]:
+    """What a rank shows (rows, width) of its rows (rows, part), of each of which the likeliest is wanted."""
+    places = rows.argmax(axis=1)
+    values = rows[np.arange(len(rows)), places]
+    return np.stack([np.ones(len(rows)), begin + places, values.astype(np.float64)], axis=1)
+
+
+def enough(shown: NDArray[np.float64], wants: Sequence[Want]) -> bool:
+    """Whether what all ranks show, (ranks, sum of widths), is as good as all logits."""
+    starts = np.cumsum([0, *(want.width for want in wants[:-1])])
+    return bool((shown[:, starts] >= 0).all())
+
+
+def together(shown: NDArray[np.float64], wants: Sequence[Want], vocabulary: int) -> list[Scores]:
+    """The logits of each position by what all ranks show, in the order of their parts."""
+    found, begin, part = [], 0, vocabulary // len(shown)
+    for want in wants:
+        own = shown[:, begin : begin + want.width]
+        begin += want.width
+        room, counts = want.room, own[:, 0].astype(int).tolist()
+        ids = np.concatenate([row[1 : 1 + n] for row, n in zip(own, counts, strict=True)]).astype(np.int64)
+        values = np.concatenate([row[1 + room : 1 + room + n] for row, n in zip(own, counts, strict=True)])
+        if len(want.also):
+            of_also = own[want.also // part, 1 + 2 * room + np.arange(len(want.also))]
+            ids, values = np.concatenate([ids, want.also]), np.concatenate([values, of_also])
+            order = np.argsort(ids)
+            ids, values = ids[order], values[order]
+        norm = None
+        if want.logs:
+            totals = np.ascontiguousarray(own[:, -1]).view(np.int64)
+            norm = Norm(float(own[0, -2]), int(totals.sum()))
+        found.append(Scores(values.astype(np.float32), ids, norm))
+    return found
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is wanted of each row of an output of logits. ``every``: each position of a step is a row; else
+    only its last one."""
+
+    output: str
+    vocabulary: int
+    wants: Sequence[Want]
+    every: bool = False
+
+    def told(self) -> tuple[AskReport, dict[str, Array]]:
+        """How it travels: as JSON, and the tensors that go with it."""
+        rows = [[want.count, len(want.also), int(want.logs), want.slack] for want in self.wants]
+        report: AskReport = {
+            "output": self.output, "vocabulary": self.vocabulary, "every": self.every, "rows": rows
+        }  # fmt: skip
+        if not any(len(want.also) for want in self.wants):
+            return report, {}
+        return report, {ALSO: np.concatenate([want.also for want in self.wants]).astype(np.int32)}
+
+    @classmethod
+    def of(cls, report: AskReport, tensors: dict[str, Array]) -> Ask:
+        """What `told` gave; what is its own is taken from the tensors."""
+        also, begin, wants = tensors.pop(ALSO, np.empty(0)).astype(np.int64), 0, []
+        for count, more, logs, slack in report["rows"]:
+            end = begin + int(more)
+            wants.append(Want(int(count), also[begin:end], bool(logs), float(slack)))
+            begin = end
+        return cls(report["output"], report["vocabulary"], wants, report["every"])
+
+    def read(self, results: Mapping[str, Array]) -> list[Scores] | None:
+        """The logits of each row by what a step gave; None where it gave the output itself."""
+        shown = results.get(SHOWN)
+        return None if shown is None else together(shown, self.wants, self.vocabulary)

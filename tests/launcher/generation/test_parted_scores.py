@@ -1,0 +1,181 @@
+"""Texts of ranks that have logits in parts, of which only the best travel: those of plain ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import sharding
+from launcher.generation.decoder import Ids, Logits, step_each
+from launcher.generation.model import of_ranks
+from launcher.generation.stateful import StatefulDecoder
+from launcher.group.led import LedModel, lead_models
+from ranks.run import executor
+from tests.launcher.generation import tiny
+from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
+
+PROMPT, COUNT = [5, 66, 7, 123, 9, 40, 41], 12
+PART = tiny.VOCABULARY // 2
+Work = Callable[[LedModel], Any]
+
+
+class PlainSequence:
+    """The whole model in plain ONNX Runtime, every token anew."""
+
+    def __init__(self, plain: tiny.Plain, ids: Sequence[int] = ()) -> None:
+        self._plain, self._ids = plain, list(ids)
+
+    @property
+    def length(self) -> int:
+        return len(self._ids)
+
+    def step(self, ids: Ids, *, every: bool = False) -> Logits:
+        self._ids += ids.tolist()
+        rows = self._plain.logits(self._ids)
+        return np.asarray(rows[-len(ids) :] if every else rows[-1:], np.float32)
+
+    def rewind(self, length: int) -> None:
+        del self._ids[length:]
+
+    def fork(self) -> PlainSequence:
+        return PlainSequence(self._plain, self._ids)
+
+    def close(self) -> None: ...
+
+
+class PlainDecoder:
+    vocabulary, context, rewinds, encoder_inputs = tiny.VOCABULARY, tiny.CONTEXT, True, ()
+
+    def __init__(self, path: Path) -> None:
+        self._plain = tiny.Plain(path)
+
+    def sequence(self, inputs: Any = None) -> PlainSequence:
+        return PlainSequence(self._plain)
+
+    def step_many(self, sequences: Any, ids: Ids) -> list[Logits]:
+        return step_each(sequences, ids)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save_decoder(tmp_path_factory.mktemp("parted") / "model.onnx")
+
+
+@pytest.fixture(scope="module")
+def slices(path: Path) -> Path:
+    sharding.slice_model(path, 2, path.with_name("slices"))
+    return path.with_name("slices")
+
+
+def led(slices: Path, work: Work) -> tuple[Any, list[tuple[str, tuple[int, ...]]]]:
+    """What a work gave on two led ranks, and what rank 1 was asked to exchange meanwhile."""
+
+    def run(rank: FakeCommunicator) -> tuple[Any, list[tuple[str, tuple[int, ...]]]]:
+        model = executor.load(slices / f"rank_{rank.rank}.onnx", communicator=rank, threads=1)
+        rank.calls.clear()
+        return lead_models(rank, [model], lambda models: work(models[0])), list(rank.calls)
+
+    found = on_ranks(2, run)
+    return found[0][0], found[1][1]
+
+
+def wholes(calls: list[tuple[str, tuple[int, ...]]]) -> int:
+    """How often logits were gathered."""
+    return sum(call == "all_gather" and shape[-1] == PART for call, shape in calls)
+
+
+def finished(completions: Any) -> list[Any]:
+    return [(item.ids, item.reason) for item in completions]
+
+
+GIVEN: list[dict[str, Any]] = [
+    {},
+    {"chunk": 2},
+    {"repetition_penalty": 1.4, "suppressed": [3, 150, 303]},
+    {"temperature": 1.5, "top_k": 12, "top_p": 0.95},
+    {"temperature": 1.2, "top_k": 9, "samples": 3, "presence_penalty": 0.5},
+    {"no_repeat_ngram": 2, "logit_bias": {7: 2.5}},
+    {"logprobs": 3},
+    {"temperature": 1.2, "top_k": 9, "samples": 2, "logprobs": 0},
+    {"beams": 3},
+    {"beams": 4, "returned": 2, "repetition_penalty": 1.3, "length_penalty": 0.5, "stop_ids": [9]},
+    {"speculate": 3},
+    {"speculate": 4, "repetition_penalty": 1.4},
+]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=str)
+def test_no_logits_travel(path: Path, slices: Path, given: dict[str, Any]) -> None:
+    options = {"max_new_tokens": COUNT, "ignore_eos": "stop_ids" not in given, "seed": 5, **given}
+    want = of_plain(path).generate(PROMPT, **options).finish()
+
+    def work(model: LedModel) -> Any:
+        return model.generate(PROMPT, **options).finish()
+
+    found, calls = led(slices, work)
+    assert finished(found) == finished(want)
+    assert calls and not wholes(calls)
+    for one, other in zip(found, want, strict=True):
+        if "logprobs" in given:
+            assert np.allclose(one.logprobs, other.logprobs, atol=1e-4)
+            assert [[k for k, _ in row] for row in one.top] == [[k for k, _ in row] for row in other.top]
+        if "beams" in given:
+            assert np.isclose(one.score, other.score, atol=1e-4)
+
+
+def of_plain(path: Path) -> Any:
+    from launcher.generation.model import LanguageModel
+
+    return LanguageModel(PlainDecoder(path))
+
+
+def test_where_all_logits_are_needed_they_come(path: Path, slices: Path) -> None:
+    options: dict[str, Any] = {"max_new_tokens": COUNT, "ignore_eos": True, "temperature": 1.3, "seed": 2}
+    want = of_plain(path).generate(PROMPT, **options).finish()
+    found, calls = led(slices, lambda model: model.generate(PROMPT, **options).finish())
+    assert finished(found) == finished(want) and wholes(calls) == COUNT
+
+
+def test_an_engine_of_texts_of_all_kinds(path: Path, slices: Path) -> None:
+    asked = [(PROMPT[k % 3 :], {"max_new_tokens": 6, "ignore_eos": True, "seed": k, **given})
+             for k, given in enumerate(GIVEN) if not {"beams", "speculate"} & set(given)]  # fmt: skip
+
+    def work(model: LedModel) -> Any:
+        loaded = of_ranks(model)
+        with loaded.engine(sequences=12) as engine:
+            # The first batch of different lengths is computed alone, too, with all logits.
+            streams = [engine.submit(prompt, **options) for prompt, options in asked]
+            found = [stream.finish() for stream in streams]
+        assert isinstance(loaded.decoder, StatefulDecoder) and engine.steps
+        return found
+
+    found, calls = led(slices, work)
+    for (prompt, options), completions in zip(asked, found, strict=True):
+        assert finished(completions) == finished(of_plain(path).generate(prompt, **options).finish())
+    assert wholes(calls) <= 1 + len(asked)
+
+
+def test_logits_of_half_precision(tmp_path: Path, path: Path) -> None:
+    """Of which several are equal."""
+    model = onnx.load(path)
+    model.graph.node[-1].output[0] = "exact"
+    model.graph.node.append(helper.make_node("Cast", ["exact"], ["logits"], to=TensorProto.FLOAT16))
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT16
+    onnx.save(model, tmp_path / "model.onnx")
+    sharding.slice_model(tmp_path / "model.onnx", 2, tmp_path / "slices")
+    for more in ({}, {"temperature": 1.3, "top_k": 7}):
+        options: dict[str, Any] = {"max_new_tokens": COUNT, "ignore_eos": True, "seed": 1, "logprobs": 2}
+        options |= more
+        want = of_plain(tmp_path / "model.onnx").generate(PROMPT, **options).finish()
+
+        def work(model: LedModel, given: dict[str, Any] = options) -> Any:
+            return model.generate(PROMPT, **given).finish()
+
+        found, calls = led(tmp_path / "slices", work)
+        assert finished(found) == finished(want) and not wholes(calls)

@@ -1,0 +1,72 @@
+"""Which starter is chosen, and options that it does not follow."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import ConfigError
+from launcher.job.options import OPTIONS
+from launcher.job.places.placement import Placement
+from launcher.starters import base
+from tests.launcher.cli_tools import shardrun
+
+FOLDER = Path(base.__file__).parent
+OWN = base.REGISTRY.own()
+SINGLE = sorted({option for starter in OWN.values() for option in starter.takes})
+GIVEN: dict[str, object] = {
+    "nodes": 2, "mpi_args": ("-v",), "srun_args": ("-v",), "ray_address": "auto", "gpus": 0,
+}  # fmt: skip
+"""Of each option of some starters, a value that is not its default."""
+
+
+def placement(*options: str) -> Placement:
+    return replace(Placement(), **{option: GIVEN[option] for option in options})  # type: ignore[arg-type]
+
+
+def test_what_a_starter_reads_it_takes() -> None:
+    """What nobody else reads would be ignored with every other starter."""
+    common = {"hosts", "hostfile", "bind", "stage"}
+    assert common | set(SINGLE) == {item.name for item in fields(Placement)}
+    for path in FOLDER.glob("*.py"):
+        name = path.stem.removesuffix("_cluster")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self.placement":
+                assert node.attr in OWN[name].takes, f"{path.name} reads {node.attr}"
+
+
+@pytest.mark.parametrize("option", SINGLE)
+@pytest.mark.parametrize("name", OWN)
+def test_an_option_of_another_starter_is_refused(name: str, option: str) -> None:
+    if option in OWN[name].takes:
+        assert base.choose(name, placement=placement(option)).name == name
+        return
+    owners = " or ".join(other for other, starter in OWN.items() if option in starter.takes)
+    flag = OPTIONS[option].flag
+    with pytest.raises(
+        ConfigError, match=rf"^{flag} is for the launcher {owners}, but {name} is asked for: leave it out, or"
+    ):
+        base.choose(name, placement=placement(option))
+
+
+def test_auto_chooses_one_that_follows_the_options() -> None:
+    assert base.choose("auto", placement=placement("mpi_args")).name == "mpirun"
+    assert base.choose("auto", placement=placement("srun_args")).name == "slurm"
+    assert base.choose("auto", placement=Placement(stage=True, bind="none")).name == "local"
+    for options in (["gpus"], ["mpi_args", "srun_args"]):
+        with pytest.raises(ConfigError, match=r"^--\w+.* is for the launcher .*, but auto chooses none"):
+            base.choose("auto", placement=placement(*options))
+
+
+def test_the_command_says_it(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('run')\n")
+    words = ["exec", "--ranks", "2", "--launcher", "local", "--gpus", "1", str(tmp_path / "script.py")]
+    done = shardrun(*words, cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == ""
+    assert (
+        done.stderr.count("\n") == 1
+        and "--gpus is for the launcher ray, but local is asked for" in done.stderr
+    )

@@ -1,0 +1,196 @@
+"""What is wanted of logits that ranks have in parts: put together, it is as good as all of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from ranks.run.steps.shown import Rows
+from ranks.tokens import sampling, wanted
+from ranks.tokens.chooser import Chooser
+from ranks.tokens.options import SamplingOptions
+from ranks.tokens.scores import Norm, Scores
+from ranks.tokens.wanted import Ask, Want
+from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
+
+VOCABULARY = 1200
+PROMPT = np.array([5, 6, 7, 5, 6, 900])
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.9, "seed": 4, "top_k": 1},
+    {"temperature": 1.7, "seed": 4, "top_k": 40},
+    {"temperature": 1.3, "seed": 3, "top_k": 50, "top_p": 0.9, "min_p": 0.01},
+    {"repetition_penalty": 1.7, "presence_penalty": 0.4, "frequency_penalty": 0.3},
+    {"repetition_penalty": 0.6, "temperature": 1.0, "top_k": 3, "seed": 5},
+    {"temperature": 2.0, "seed": 9, "top_k": 30, "repetition_penalty": 1.2, "no_repeat_ngram": 2},
+    {"no_repeat_ngram": 2, "min_new_tokens": 6},
+    {"logit_bias": {7: 3.1415926, 599: -2.5, 600: 4.0, 1199: 4.0}, "suppressed": (1, 2, 601, 1198)},
+    {"forced_last": (777,), "max_new_tokens": 9, "suppressed_first": (3, 800)},
+]
+Array = np.ndarray[Any, Any]
+
+
+def parted(rows: Array, wants: list[Want], ranks: int, *, every: bool = False) -> list[Scores] | None:
+    """What ranks show of rows (rows, vocabulary), as it is read at the end of its way."""
+    report, tensors = Ask("logits", VOCABULARY, wants, every).told()
+    report = json.loads(json.dumps(report))
+    part = VOCABULARY // ranks
+
+    def work(rank: FakeCommunicator) -> tuple[list[Scores] | None, int]:
+        ask = Ask.of(report, dict(tensors))
+        asked = Rows(ask)
+        shown = asked.find(rows[:, None, rank.rank * part :][..., :part], rank)
+        sent = max((int(np.prod(shape)) for _, shape in rank.calls), default=0)
+        return (ask.read({wanted.SHOWN: asked.found}) if shown and asked.found is not None else None), sent
+
+    found = on_ranks(ranks, work)
+    assert len({scores is None for scores, _ in found}) == 1
+    assert found[0][0] is None or all(sent < part * len(rows) for _, sent in found)
+    return found[0][0]
+
+
+def noisy(random: np.random.Generator, ties: bool) -> Array:
+    row = random.standard_normal(VOCABULARY).astype(np.float32)
+    row[[3, 5, 6, 7, 602, 900, 1100]] += 3
+    return np.round(row * 4) / 4 if ties else row
+
+
+@pytest.mark.parametrize("given", OPTIONS, ids=str)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("logprobs", [None, 0, 5])
+def test_the_same_tokens_and_log_probabilities(
+    given: dict[str, Any], ranks: int, ties: bool, logprobs: int | None
+) -> None:
+    random = np.random.default_rng(2)
+    chooser = Chooser(SamplingOptions(**given), VOCABULARY, PROMPT, [0, 11, 700])
+    among = 0
+    for _ in range(9):
+        row, want = noisy(random, ties), chooser.want(logprobs)
+        assert want is not None
+        token = chooser.choose(row)
+        found = parted(row[None], [want], ranks)
+        if found is not None:
+            among += 1
+            [scores] = found
+            assert chooser.choose(scores.values, scores.ids) == token
+            if logprobs is not None:
+                logs, part = Norm.of(row).logs(row), scores.logs()
+                assert part[scores.place(token)] == logs[token]
+                best = sampling.top(part, logprobs)
+                assert [scores.token(place) for place in best.tolist()] == sampling.top(
+                    logs, logprobs
+                ).tolist()
+        chooser.read(token)
+    assert among == 9 or ties
+
+
+def test_rows_of_different_texts_in_one_step() -> None:
+    random = np.random.default_rng(3)
+    choosers = [
+        Chooser(SamplingOptions(**given), VOCABULARY, PROMPT, [0], number)
+        for number, given in enumerate(OPTIONS)
+    ]
+    for _ in range(5):
+        rows = np.stack([noisy(random, False) for _ in choosers])
+        wants = [chooser.want() for chooser in choosers]
+        found = parted(rows, [want for want in wants if want is not None], 2)
+        assert found is not None
+        for chooser, row, scores in zip(choosers, rows, found, strict=True):
+            token = chooser.choose(scores.values, scores.ids)
+            assert token == chooser.choose(row)
+            chooser.read(token)
+
+
+def test_a_position_after_guesses() -> None:
+    """Penalties for what is only guessed yet."""
+    random = np.random.default_rng(4)
+    options = SamplingOptions(repetition_penalty=3.0, frequency_penalty=1.0, min_new_tokens=2)
+    chooser = Chooser(options, VOCABULARY, PROMPT, [11])
+    guesses = [1100, 3]
+    want = chooser.want(guesses=guesses)
+    assert want is not None and {11, 1100, 3, 5, 6, 7, 900} == set(want.also.tolist())
+    rows = np.stack([noisy(random, False) for _ in range(3)])
+    found = parted(rows, [want] * 3, 2, every=True)
+    assert found is not None
+    for row, scores, guess in zip(rows, found, [*guesses, 0], strict=True):
+        assert chooser.choose(scores.values, scores.ids) == chooser.choose(row)
+        chooser.read(guess)
+    assert Chooser(SamplingOptions(no_repeat_ngram=2), VOCABULARY, PROMPT, []).want(guesses=[1]) is None
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("logprobs", [None, 2])
+@pytest.mark.parametrize("given", [{}, {"temperature": 1.0, "top_k": 5, "seed": 1}], ids=str)
+def test_logits_that_are_not_finite(given: dict[str, Any], value: float, logprobs: int | None) -> None:
+    chooser = Chooser(SamplingOptions(**given), VOCABULARY, PROMPT, [])
+    row = np.arange(VOCABULARY, dtype=np.float32)
+    row[900] = value
+    want = chooser.want(logprobs)
+    assert want is not None
+    found = parted(row[None], [want], 2)
+    with pytest.raises(Exception, match="not finite"):
+        chooser.choose(*((found[0].values, found[0].ids) if found is not None else (row, None)))
+
+
+def test_equal_logits_everywhere() -> None:
+    row = np.zeros((1, VOCABULARY), np.float32)
+    assert parted(row, [Want(5)], 2) is None and parted(row, [Want(5, logs=True)], 2) is None
+    [scores] = parted(row, [Want(0)], 2) or []
+    assert Chooser(SamplingOptions(), VOCABULARY, PROMPT, []).choose(scores.values, scores.ids) == 0
+
+
+def test_what_becomes_equal_on_the_way_to_a_score_is_shown() -> None:
+    """Logits that differ in their last bit are equal once they are log-probabilities added to others."""
+    row = np.full(VOCABULARY, -9.0, np.float32)
+    row[700] = np.float32(1.0)
+    row[[20, 30, 800]] = np.nextafter(np.float32(1.0), np.float32(0))
+    [scores] = parted(row[None], [Want(1, logs=True, slack=300.0)], 2) or []
+    assert scores.ids is not None and {20, 30, 700, 800} == set(scores.ids.tolist())
+    totals = scores.logs() + np.float32(-300.0)
+    whole = Norm.of(row).logs(row) + np.float32(-300.0)
+    assert scores.token(int(totals.argmax())) == int(whole.argmax()) == 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale"), [("float16", 30), ("float64", 1 + 2.0**-40), ("float64", 1e30), ("bfloat16", 7)]
+)
+def test_other_types_are_read_as_the_whole_output_is(kind: str, scale: float) -> None:
+    import ml_dtypes  # noqa: F401 - knows bfloat16
+
+    random = np.random.default_rng(6)
+    rows = (random.standard_normal((2, VOCABULARY)) * scale).astype(np.dtype(kind))
+    want = Want(12, np.array([4, 800]), logs=scale < 1e9)
+    found = parted(rows, [want] * 2, 3)
+    assert found is not None
+    for row, scores in zip(rows, found, strict=True):
+        whole = np.asarray(row, np.float32)
+        assert scores.ids is not None and (whole[scores.ids] == scores.values).all()
+        assert {4, 800, *sampling.top(whole, 12).tolist()} <= set(scores.ids.tolist())
+        if want.logs:
+            assert (scores.logs() == Norm.of(whole).logs(whole)[scores.ids]).all()
+
+
+def test_log_probabilities_are_those_of_a_softmax() -> None:
+    random = np.random.default_rng(7)
+    for size, scale in ((40, 1), (VOCABULARY, 10), (152_000, 3), (262_144, 0)):
+        row = (random.standard_normal(size) * scale).astype(np.float32)
+        wide = row.astype(np.float64) - float(row.max())
+        want = wide - np.log(np.exp(wide).sum())
+        assert np.abs(Scores(row).logs() - want).max() < 1e-6 * max(1, np.abs(want).max())
+
+
+def test_what_is_not_worth_a_choice_of_its_own() -> None:
+    row = np.random.default_rng(8).standard_normal((1, VOCABULARY)).astype(np.float32)
+    for want in (Want(400), Want(0, np.arange(400))):
+        assert parted(row, [want], 2) is None
+    assert Rows(Ask("logits", VOCABULARY + 2, [Want(0)])).find(row[None], cast(Any, FakeOne())) is False
+
+
+class FakeOne:
+    """One rank, which has less than the whole vocabulary."""
+
+    size, rank = 1, 0
