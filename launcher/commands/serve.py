@@ -86,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
             f"serving needs the package {error.name}, which is not installed: `pip install 'shardrun[serve]'`"
         ) from None
     from launcher.common.report import say
+    from launcher.job.option_table import changed
     from launcher.serving.access import Tokens, client_log, read_tokens
     from launcher.serving.context import Context
     from launcher.serving.limits import LIMIT_OPTIONS, ServeLimits
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     from launcher.serving.opening import offers, repository_of
 
     flags = vars(args)
-    limits = ServeLimits(**{name: flags[name] for name in LIMIT_OPTIONS if name in flags})
+    limits = changed(ServeLimits(), {name: flags[name] for name in LIMIT_OPTIONS if name in flags})
     metrics = Metrics()
     own = {name: value for name, value in flags.items() if name not in LIMIT_OPTIONS}
     repository = repository_of(offers(own, flags.get("config"), args.name), limits, metrics)

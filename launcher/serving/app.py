@@ -41,7 +41,7 @@ def application(
         *page_routes(context),
         Route("/metrics", frame(_metrics)),
     ]
-    return Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: _refused})  # type: ignore[dict-item]
+    return Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: _refused})
 
 
 async def _metrics(call: Call) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,6 +77,10 @@ def _kind(request: Fed) -> object:
     return tuple(sorted((name, str(array.dtype), array.shape[1:]) for name, array in arrays.items()))
 
 
+def _fits(kind: object, room: int, request: Fed) -> bool:
+    return _kind(request) == kind and rows_of(request) <= room
+
+
 @dataclass(frozen=True)
 class Batching:
     """How requests are joined. ``rows``: the most rows of a run, 1 for none; ``seconds``: how long the first
@@ -108,7 +113,7 @@ class Batching:
         count, until = rows_of(first), time.monotonic() + self.seconds
         while count < self.rows:
             room = self.rows - count
-            more = queue.take_if(lambda other, room=room: _kind(other) == kind and rows_of(other) <= room)
+            more = queue.take_if(functools.partial(_fits, kind, room))
             if more is not None:
                 found.append(more)
                 count += rows_of(more)

@@ -8,13 +8,13 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Content, Response, StreamingResponse
 
 from launcher.serving.access import ACCESS, Tokens, client_of
 from launcher.serving.bodies import object_of, read_body
@@ -133,14 +133,15 @@ class Frame:
             refusal = refusal_of(error)
             response = json_response(self.error(refusal), refusal.status, refusal.headers)
         response.headers["x-request-id"] = call.id
-        stream = getattr(response, "body_iterator", None)
-        if stream is None:
+        if isinstance(response, StreamingResponse):  # its end is when the last of it is sent
+            response.body_iterator = self._followed(call, response.status_code, response.body_iterator)
+        else:
             self.ended(call, response.status_code)
-        else:  # its end is when the last of it is sent
-            response.body_iterator = self._followed(call, response.status_code, stream)
         return response
 
-    async def _followed(self, call: Call, status: int, stream):  # type: ignore[no-untyped-def]
+    async def _followed(
+        self, call: Call, status: int, stream: AsyncIterable[Content]
+    ) -> AsyncIterator[Content]:
         try:
             async for piece in stream:
                 yield piece
@@ -148,7 +149,8 @@ class Frame:
             status = CLOSED
             raise
         finally:
-            await stream.aclose()
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()
             self.ended(call, status)
 
     def ended(self, call: Call, status: int) -> None:

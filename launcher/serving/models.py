@@ -51,12 +51,27 @@ class Numbers:
     """When it last answered: seconds since 1970."""
 
 
-@dataclass
-class Served(ABC, Generic[R]):
-    """One model. All but `_start` and `_stop`, which run in a thread, is for the server's event loop.
+class Model(ABC):
+    """One model, as clients know it. All of it is for the server's event loop."""
 
-    ``again``: whether ranks that died are started again.
-    """
+    name: str
+    version: str
+    state: State
+    numbers: Numbers
+
+    @abstractmethod
+    async def load(self) -> None:
+        """Starts the ranks, if they are not there. Raises what starting raises."""
+
+    @abstractmethod
+    async def unload(self) -> None:
+        """Ends the ranks."""
+
+
+@dataclass
+class Served(Model, Generic[R]):
+    """One model with ranks of its own; ``again``: whether ranks that died are started again. `_start` and
+    `_stop` run in a thread."""
 
     name: str
     limits: ServeLimits
@@ -175,10 +190,10 @@ def is_loss(error: BaseException) -> bool:
 class Repository:
     """The models of a server, by name."""
 
-    models: dict[str, Served[object]]
+    models: dict[str, Model]
     closing: bool = False
 
-    def get(self, name: str, version: str | None = None) -> Served[object]:
+    def get(self, name: str, version: str | None = None) -> Model:
         """A model. Raises `RefusalError` for one that is not here."""
         found = self.models.get(name)
         if found is None:
@@ -192,7 +207,7 @@ class Repository:
             )
         return found
 
-    async def load_all(self, told: Callable[[Served[object]], Awaitable[None]] | None = None) -> None:
+    async def load_all(self, told: Callable[[Model], Awaitable[None]] | None = None) -> None:
         """Loads one after another, so that each finds the memory that the others have left."""
         for model in self.models.values():
             await model.load()

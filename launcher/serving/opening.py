@@ -16,12 +16,12 @@ from launcher.generation.stateful import program_of
 from launcher.job.job import Job, gather
 from launcher.job.job_file import read_options
 from launcher.job.model import opened, world_size
+from launcher.job.option_table import changed
 from launcher.job.options import OPTIONS
-from launcher.job.values import Setting
 from launcher.serving.batching import Batching
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
-from launcher.serving.models import Repository, Served, name_of
+from launcher.serving.models import Model, Repository, name_of
 from launcher.serving.options import SERVED, ModelOptions
 from launcher.serving.tensor_model import TensorModel
 from launcher.serving.text_model import TextModel
@@ -44,20 +44,27 @@ class Offer:
     job: Job
     options: ModelOptions
 
-    def made(self, limits: ServeLimits, metrics: Metrics) -> Served[object]:
+    def made(self, limits: ServeLimits, metrics: Metrics) -> Model:
         """The model, which is not started yet. Raises `ConfigError` for what cannot be served."""
         options, job = self.options, self.job
-        more = {"name": self.name, "limits": limits, "metrics": metrics, "again": options.restart}
         if _generates(job, options):
             if options.max_batch_size > 1:
                 raise ConfigError(
                     f"{job.model}: --max-batch-size is for models of tensors: texts are always joined"
                 )
             _check_folder(job, options.texts)
-            return TextModel(**more, open_model=lambda: language_model(job, options.texts))
+            return TextModel(
+                self.name,
+                limits,
+                metrics,
+                options.restart,
+                open_model=lambda: language_model(job, options.texts),
+            )
         job.check()
         batching = Batching(options.max_batch_size, options.max_delay, lambda names: _dependent(job, names))
-        return TensorModel(**more, open_group=lambda: group_of(job), batching=batching)
+        return TensorModel(
+            self.name, limits, metrics, options.restart, open_group=lambda: group_of(job), batching=batching
+        )
 
 
 def _generates(job: Job, options: ModelOptions) -> bool:
@@ -128,20 +135,20 @@ def offers(flags: Mapping[str, object], config: Path | None, name: str | None) -
         job = gather({key: value for key, value in flags.items() if key not in SERVED}, config)
         if job.model is None:
             raise ConfigError("no model: expected MODEL.onnx, a folder, a job file or a list of models")
-        return [Offer(name or name_of(job.model), job, ModelOptions(**own))]
+        return [Offer(name or name_of(job.model), job, changed(ModelOptions(), own))]
     if name is not None:
         raise ConfigError(f"--name: {config} names its models itself; leave it out")
     return [
         Offer(
             each,
             Job().with_flags({**said, **{k: v for k, v in flags.items() if k in OPTIONS}}),
-            replace(ModelOptions(**more), **own),
+            changed(ModelOptions(), {**more, **own}),
         )
         for each, said, more in listed
     ]
 
 
-def _listed(path: Path) -> Sequence[tuple[str, dict[str, Setting], dict[str, Setting]]] | None:
+def _listed(path: Path) -> Sequence[tuple[str, dict[str, object], dict[str, object]]] | None:
     """Name, options of the job and of serving of each model in a list of models; None for a job file."""
     data, _ = read_document(path, "job file or list of models")
     if not isinstance(data, dict) or "models" not in data:

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from launcher.serving.context import Call, Context, Frame, json_response
 from launcher.serving.kserve.tensors import described
-from launcher.serving.models import Served, State
+from launcher.serving.models import Model, State
 from launcher.serving.tensor_model import TensorModel
 from launcher.serving.text_model import TextModel
 
@@ -48,7 +48,7 @@ async def _status(call: Call) -> Response:
     )  # fmt: skip
 
 
-def _shown(model: Served[object]) -> dict[str, object]:
+def _shown(model: Model) -> dict[str, object]:
     numbers = model.numbers
     found: dict[str, object] = {
         "name": model.name, "state": model.state.value,

@@ -20,7 +20,7 @@ import uvicorn
 from launcher.errors import ConfigError, LaunchError
 from launcher.serving.app import application
 from launcher.serving.context import Context
-from launcher.serving.models import Served
+from launcher.serving.models import Model
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,8 @@ class Server(uvicorn.Server):
         """Closes connections on which nothing was ever asked."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            now, silent = time.monotonic(), {}
+            now = time.monotonic()
+            silent: dict[object, float] = {}
             for connection in list(self.server_state.connections):
                 if getattr(connection, "cycle", None) is not None:
                     continue
@@ -180,7 +181,7 @@ def serving(
     limits = context.limits
     server = Server(
         uvicorn.Config(
-            with_patience(application(context, life)),  # type: ignore[arg-type]
+            with_patience(application(context, life)),
             log_config=None, access_log=False, ws="none", lifespan="on", server_header=False,
             limit_concurrency=limits.connections, timeout_keep_alive=int(limits.idle),
             timeout_graceful_shutdown=int(limits.drain),
@@ -202,5 +203,5 @@ def serving(
     return server, run
 
 
-async def _loaded(model: Served[object]) -> None:
+async def _loaded(model: Model) -> None:
     log.info("the model %s is ready", model.name)

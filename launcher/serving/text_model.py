@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -65,11 +65,15 @@ class TextModel(Served[Speaking]):
         self.metrics.prompt_tokens.labels(self.name).inc(len(stream.prompt))
         return stream, ready
 
-    async def events(self, stream: Stream, ready: Speaking) -> AsyncIterator[Event]:
+    async def events(self, stream: Stream, ready: Speaking) -> AsyncGenerator[Event, None]:
         """The events of a stream as they come; the request ends where nobody reads on, and with `RefusalError`
         where it takes too long to begin."""
         loop, came = asyncio.get_running_loop(), asyncio.Event()
-        stream.follow(lambda: loop.call_soon_threadsafe(came.set))
+
+        def told() -> None:
+            loop.call_soon_threadsafe(came.set)
+
+        stream.follow(told)
         began = last = time.perf_counter()
         try:
             while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version as version_of
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 from starlette.routing import Route
@@ -12,12 +12,13 @@ from starlette.routing import Route
 from launcher.serving.bodies import bad, field_of, object_of, said
 from launcher.serving.context import Call, Context, Frame, json_response
 from launcher.serving.kserve.tensors import HEADER, described, read_question, write_answer
-from launcher.serving.models import Served, State
+from launcher.serving.models import Model, State
 from launcher.serving.refusals import RefusalError
 from launcher.serving.tensor_model import TensorModel
 
 if TYPE_CHECKING:
     from launcher.group.model import ReadyModel
+    from ranks.common.tensors import TensorSpec
 
 PROTOCOL = "kserve"
 EXTENSIONS = ("model_repository", "binary_tensor_data", "statistics")
@@ -50,7 +51,7 @@ def routes(context: Context) -> list[Route]:
     return found
 
 
-def _model(call: Call) -> Served[object]:
+def _model(call: Call) -> Model:
     found = call.context.repository.get(
         call.request.path_params["model"], call.request.path_params.get("version")
     )
@@ -58,7 +59,7 @@ def _model(call: Call) -> Served[object]:
     return found
 
 
-def tensor_model(model: Served[object]) -> TensorModel:
+def tensor_model(model: Model) -> TensorModel:
     """The same, for a model of tensors. Raises `RefusalError` for one of texts."""
     if not isinstance(model, TensorModel):
         raise bad(f"the model {model.name!r} generates texts: ask for them under /v1/")
@@ -109,8 +110,8 @@ async def _config(call: Call) -> Response:
     model = tensor_model(_model(call))
     found = _specs(model)
 
-    def entry(spec: object) -> dict[str, object]:
-        own = described(cast("object", spec))  # type: ignore[arg-type]
+    def entry(spec: TensorSpec) -> dict[str, object]:
+        own = described(spec)
         return {
             "name": own["name"],
             "data_type": f"TYPE_{_triton(str(own['datatype']))}",
@@ -146,7 +147,7 @@ async def _infer(call: Call) -> Response:
     return Response(body, headers={HEADER: str(head)}, media_type="application/octet-stream")
 
 
-def _numbers(model: Served[object]) -> dict[str, object]:
+def _numbers(model: Model) -> dict[str, object]:
     own = model.numbers
     count = own.succeeded
 

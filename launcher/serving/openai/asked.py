@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.generation.options import NEW_TOKENS, GenerateOptions
+from launcher.job.option_table import changed
 from launcher.serving.bodies import bad, field_of, needed, said
 
 if TYPE_CHECKING:
     from launcher.generation.generate import Manner
-    from launcher.job.values import Setting
     from launcher.serving.limits import ServeLimits
 
 _PLAIN: Mapping[str, tuple[type, str]] = {
@@ -28,8 +28,6 @@ _PLAIN: Mapping[str, tuple[type, str]] = {
     "frequency_penalty": (float, "frequency_penalty"),
     "min_tokens": (int, "min_new_tokens"),
     "ignore_eos": (bool, "ignore_eos"),
-    "seed": (int, "seed"),
-    "n": (int, "samples"),
 }
 """Fields that say the same as an option."""
 _ABSENT: Mapping[str, tuple[object, ...]] = {
@@ -58,7 +56,7 @@ def asked_of(body: Mapping[str, object], limits: ServeLimits, manner: Manner, *,
     form = field_of(body, "response_format", dict) or {"type": "text"}
     if form.get("type") != "text":
         raise bad(f"response_format: expected the type text, found {said(form.get('type'))}")
-    found: dict[str, Setting] = {}
+    found: dict[str, object] = {}
     for name, (kind, option) in _PLAIN.items():
         if (value := field_of(body, name, kind)) is not None:
             found[option] = value
@@ -67,12 +65,15 @@ def asked_of(body: Mapping[str, object], limits: ServeLimits, manner: Manner, *,
     defaults = manner.defaults or {}
     if "temperature" not in found and not (defaults.get("do_sample") or defaults.get("temperature")):
         found["temperature"] = 1.0
-    if "seed" in found:
-        found["seed"] %= _SEEDS
-    if found.get("samples", 1) > limits.samples:
-        raise bad(f"n: expected at most {limits.samples}, found {found['samples']}")
+    if (seed := field_of(body, "seed", int)) is not None:
+        found["seed"] = seed % _SEEDS
+    samples = field_of(body, "n", int)
+    samples = 1 if samples is None else samples
+    if samples > limits.samples:
+        raise bad(f"n: expected at most {limits.samples}, found {samples}")
+    found["samples"] = samples
     best = field_of(body, "best_of", int)
-    if best is not None and best != found.get("samples", 1):
+    if best is not None and best != samples:
         raise bad(f"best_of: expected as many as n, found {best}")
     found["max_new_tokens"] = _most(body, limits)
     found["stop"] = _stops(body.get("stop"))
@@ -81,7 +82,7 @@ def asked_of(body: Mapping[str, object], limits: ServeLimits, manner: Manner, *,
     found["logprobs"] = _logprobs(body, chat=chat)
     told = field_of(body, "stream_options", dict) or {}
     usage = bool(field_of(told, "include_usage", bool, "stream_options."))
-    return Asked(GenerateOptions(**found), bool(field_of(body, "stream", bool)), usage)
+    return Asked(changed(GenerateOptions(), found), bool(field_of(body, "stream", bool)), usage)
 
 
 def _most(body: Mapping[str, object], limits: ServeLimits) -> int:

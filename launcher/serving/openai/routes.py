@@ -14,7 +14,7 @@ from starlette.routing import Route
 from launcher.generation.sample import Completion, Done, Token
 from launcher.serving.bodies import bad, needed
 from launcher.serving.context import Call, Context, Frame, json_response
-from launcher.serving.openai.answers import Answer, Json
+from launcher.serving.openai.answers import Answer, Decode, Json
 from launcher.serving.openai.asked import Asked, asked_of, messages_of, prompts_of
 from launcher.serving.refusals import RefusalError, refusal_of
 from launcher.serving.text_model import Speaking, TextModel, finished
@@ -114,11 +114,11 @@ async def _answer(
     return json_response(answer.whole(texts))
 
 
-def _decoder(speaking: Speaking):  # type: ignore[no-untyped-def]
+def _decoder(speaking: Speaking) -> Decode:
     tokenizer = speaking.model.tokenizer
-    return (
-        (lambda token: f"token_id:{token}") if tokenizer is None else (lambda token: tokenizer.text([token]))
-    )
+    if tokenizer is None:
+        return "token_id:{}".format
+    return lambda token: tokenizer.text([token])
 
 
 async def _pieces(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from launcher.serving.context import Context
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
-from launcher.serving.models import Repository, Served
+from launcher.serving.models import Model, Repository
 from launcher.serving.server import Listening, serving
 
 WAIT = 60.0
@@ -31,7 +31,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(
-    *models: Served[object], limits: ServeLimits | None = None, metrics: Metrics | None = None, **more: object
+    *models: Model, limits: ServeLimits | None = None, metrics: Metrics | None = None, **more: object
 ) -> Iterator[Running]:
     """A server of these models."""
     repository = Repository({model.name: model for model in models})

@@ -44,7 +44,7 @@ def test_streams_are_the_whole_text_in_pieces(client: openai.OpenAI, model: Lang
     how: dict[str, Any] = {"model": "tiny", "prompt": ["ab", PROMPT], "max_tokens": 10, "seed": 5, "n": 2}
     whole = client.completions.create(**how)
     pieces = list(client.completions.create(**how, stream=True, stream_options={"include_usage": True}))
-    texts = {index: "" for index in range(4)}
+    texts = dict.fromkeys(range(4), "")
     for piece in pieces[:-1]:
         texts[piece.choices[0].index] += piece.choices[0].text
     assert texts == {choice.index: choice.text for choice in whole.choices}
