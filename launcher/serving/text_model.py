@@ -66,8 +66,8 @@ class TextModel(Served[Speaking]):
         return stream, ready
 
     async def events(self, stream: Stream, ready: Speaking) -> AsyncGenerator[Event, None]:
-        """The events of a stream as they come; the request ends where nobody reads on, and with `RefusalError`
-        where it takes too long to begin."""
+        """The events of a stream as they come; the request ends where nobody reads on, and with
+        `RefusalError` where it is silent for too long."""
         loop, came = asyncio.get_running_loop(), asyncio.Event()
 
         def told() -> None:

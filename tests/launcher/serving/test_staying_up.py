@@ -68,9 +68,9 @@ def played(
     settled, metrics = ServeLimits(**limits), Metrics()
     model = TensorModel("played", settled, metrics, again, open_group=open_group)
     more = {} if tokens is None else {"tokens": tokens}
-    with running(model, limits=settled, metrics=metrics, **more) as found:
-        with httpx.Client(base_url=found.url, timeout=60) as client:
-            yield found, client, model
+    with contextlib.ExitStack() as stack:
+        found = stack.enter_context(running(model, limits=settled, metrics=metrics, **more))
+        yield found, stack.enter_context(httpx.Client(base_url=found.url, timeout=60)), model
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_clients_take_turns_and_priorities_go_first() -> None:
 
 def test_who_goes_away_or_waits_too_long_is_not_computed() -> None:
     gate = Gate()
-    with played(gate) as (found, client, model), ThreadPoolExecutor(4) as threads:
+    with played(gate) as (found, client, _), ThreadPoolExecutor(4) as threads:
         first = threads.submit(httpx.post, found.url + URL, json=ask(0), timeout=60)
         assert gate.began.wait(30)
         with pytest.raises(httpx.ReadTimeout):
