@@ -33,6 +33,7 @@ COMMANDS = (
     "run",
     "submit",
     "generate",
+    "serve",
     "inspect",
     "convert",
     "scripts",

@@ -20,6 +20,6 @@ printf 'torch==2.13.0\n' >"$scratch/held.txt"
 {
     echo "# pip constraints: the version of every package that ./run.sh installs. Made by scripts/lock.sh; do not edit."
     echo "# The CUDA libraries of torch are left out: which of them belong to it, torch's own metadata says exactly."
-    grep -Ev '^(nvidia-|cuda-|triton)' "$scratch/lock.txt"
+    grep -Ev '^(nvidia-|cuda-|triton==)' "$scratch/lock.txt"
 } >requirements.lock
 echo "requirements.lock: $(grep -c == requirements.lock) pins"

@@ -36,6 +36,7 @@ FLOORS = (
         "launcher.group",
         "launcher.checkup",
         "launcher.tasks",
+        "launcher.serving",
         "launcher.commands",
         "launcher",
     ),

@@ -71,6 +71,7 @@ class Stream(Texts):
         self.cancelled = False
         self._events: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
         self._ended = False
+        self._follower: Callable[[], None] | None = None
 
     @property
     def options(self) -> GenerateOptions:
@@ -87,11 +88,27 @@ class Stream(Texts):
         if not isinstance(event, Done):
             self.pace.last = time.perf_counter()
             self.pace.first = self.pace.first or self.pace.last
-        self._events.put(event)
+        self._put(event)
 
     def end(self, error: BaseException | None = None) -> None:
         """For the engine: nothing more comes."""
-        self._events.put(error)
+        self._put(error)
+
+    def _put(self, event: Event | BaseException | None) -> None:
+        self._events.put(event)
+        if self._follower is not None:
+            self._follower()
+
+    def follow(self, told: Callable[[], None]) -> None:
+        """Has ``told`` called, from any thread, whenever something has come: for readers that must not block.
+        What is there already is told at once."""
+        self._follower = told
+        told()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the next event would have to be waited for."""
+        return self._events.empty() and not (self._ended or self.cancelled)
 
     def _next(self) -> Event:
         if self._ended or self.cancelled:
@@ -108,7 +125,7 @@ class Stream(Texts):
         """Ends the request: no more events come. Safe to call at any time, from any thread, and twice."""
         if not self.cancelled:
             self.cancelled = True
-            self._events.put(None)  # whoever waits for an event goes on
+            self._put(None)  # whoever waits for an event goes on
             self._tell()
 
     def __enter__(self) -> Stream:

@@ -22,12 +22,12 @@ def read_job_file(path: Path) -> dict[str, object]:
     for key in SECTIONS:
         _section(data, key, path)
     own = {key: value for key, value in data.items() if key not in SECTIONS}
-    return _read_options(own, OPTIONS, path)
+    return read_options(own, OPTIONS, path)
 
 
 def read_section(path: Path, key: str, options: Mapping[str, Option]) -> dict[str, object]:
     """The options that one of `SECTIONS` of a job file holds, or none. Raises `ConfigError`."""
-    return _read_options(_section(_read_mapping(path), key, path), options, path, f".{key}")
+    return read_options(_section(_read_mapping(path), key, path), options, path, f".{key}")
 
 
 def _section(data: Mapping[str, object], key: str, path: Path) -> Mapping[str, object]:
@@ -46,9 +46,11 @@ def _read_mapping(path: Path) -> dict[str, object]:
     return data
 
 
-def _read_options(
+def read_options(
     data: Mapping[str, object], options: Mapping[str, Option], path: Path, section: str = ""
 ) -> dict[str, object]:
+    """The options in a mapping of a document, by name; ``section``: where in it, such as ``.generate``.
+    Raises `ConfigError`."""
     known = [*options, *([] if section else SECTIONS)]
     for key in data:
         if key not in known:

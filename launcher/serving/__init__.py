@@ -1,0 +1,1 @@
+"""A server in front of groups of ranks: the Open Inference Protocol, OpenAI's, metrics, one page."""

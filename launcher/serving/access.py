@@ -1,0 +1,76 @@
+"""Who may ask: tokens, and what a client is called in the fair queue and in logs."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from dataclasses import dataclass
+from hashlib import sha256
+from http import HTTPStatus
+from pathlib import Path
+
+from launcher.errors import ConfigError
+from launcher.serving.refusals import RefusalError
+
+ACCESS = "shardrun.access"
+"""The log of requests."""
+_LEAST, _MOST_BYTES = 8, 1 << 16
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of which one must come with each request; none: everybody may ask."""
+
+    known: tuple[bytes, ...] = ()
+
+    def check(self, authorization: str | None) -> None:
+        """Raises `RefusalError` for a request without one; wrong tokens take as long as right ones."""
+        if not self.known:
+            return
+        scheme, _, token = (authorization or "").partition(" ")
+        given = token.strip().encode("utf-8", "surrogateescape")
+        matches = [hmac.compare_digest(given, one) for one in self.known]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise RefusalError(
+                HTTPStatus.UNAUTHORIZED, "a token is needed: send the header Authorization: Bearer TOKEN"
+            )
+
+
+def read_tokens(path: Path) -> Tokens:
+    """The tokens of a file, one a line; # begins a comment. Raises `ConfigError`."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise ConfigError(f"--token-file {path}: {error.strerror}") from None
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(f"--token-file {path}: expected at most {_MOST_BYTES} bytes, found more")
+    if mode & 0o077:
+        raise ConfigError(f"--token-file {path}: others may read it (mode {mode & 0o777:o}); `chmod 600` it")
+    lines = [line.strip() for line in data.splitlines()]
+    tokens = tuple(line for line in lines if line and not line.startswith(b"#"))
+    if not tokens:
+        raise ConfigError(f"--token-file {path}: expected a token on a line, found none")
+    if short := [line for line in tokens if len(line) < _LEAST]:
+        raise ConfigError(
+            f"--token-file {path}: expected at least {_LEAST} characters, found a token of {len(short[0])}"
+        )
+    return Tokens(tokens)
+
+
+def client_of(authorization: str | None, host: str) -> str:
+    """What tells clients apart: their token, else their address."""
+    return (
+        host if authorization is None else sha256(authorization.encode("utf-8", "replace")).hexdigest()[:12]
+    )
+
+
+def client_log() -> None:
+    """Has a line of JSON written for each request, on standard error."""
+    log = logging.getLogger(ACCESS)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False

@@ -1,0 +1,55 @@
+"""The application of a server: the routes of all protocols."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from launcher.serving.context import Call, Context, Frame, json_response
+from launcher.serving.kserve.routes import routes as kserve_routes
+from launcher.serving.metrics import TYPE
+from launcher.serving.openai.routes import routes as openai_routes
+from launcher.serving.page import routes as page_routes
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+
+def application(
+    context: Context, lifespan: Callable[[], AbstractAsyncContextManager[None]] | None = None
+) -> Starlette:
+    """What answers requests. ``lifespan``: what is there while it does."""
+
+    @contextlib.asynccontextmanager
+    async def life(app: Starlette) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            if lifespan is not None:
+                await stack.enter_async_context(lifespan())
+            yield
+
+    frame = Frame(context, "metrics", lambda refusal: {"error": str(refusal)})
+    routes = [
+        *kserve_routes(context),
+        *openai_routes(context),
+        *page_routes(context),
+        Route("/metrics", frame(_metrics)),
+    ]
+    return Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: _refused})
+
+
+async def _metrics(call: Call) -> Response:
+    return Response(call.context.metrics.text(), media_type=TYPE)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = {404: "there is nothing at this path", 405: f"{request.method} is not possible at this path"}
+    message = what.get(error.status_code, str(error.detail))
+    return json_response({"error": message}, error.status_code, error.headers or {})

@@ -1,0 +1,201 @@
+"""The Open Inference Protocol over HTTP: its routes, with the repository's and the statistics extension."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version as version_of
+from typing import TYPE_CHECKING
+
+from starlette.responses import Response
+from starlette.routing import Route
+
+from launcher.serving.bodies import bad, field_of, object_of, said
+from launcher.serving.context import Call, Context, Frame, json_response
+from launcher.serving.kserve.tensors import HEADER, described, read_question, write_answer
+from launcher.serving.models import Model, State
+from launcher.serving.refusals import RefusalError
+from launcher.serving.tensor_model import TensorModel
+
+if TYPE_CHECKING:
+    from launcher.group.model import ReadyModel
+    from ranks.common.tensors import TensorSpec
+
+PROTOCOL = "kserve"
+EXTENSIONS = ("model_repository", "binary_tensor_data", "statistics")
+
+
+def _error(refusal: RefusalError) -> Mapping[str, object]:
+    return {"error": str(refusal)}
+
+
+def routes(context: Context) -> list[Route]:
+    """All of them."""
+    frame = Frame(context, PROTOCOL, _error)
+    found = [
+        Route("/v2", frame(_server)),
+        Route("/v2/health/live", frame(_live, free=True)),
+        Route("/v2/health/ready", frame(_ready, free=True)),
+        Route("/v2/models/stats", frame(_all_statistics)),
+        Route("/v2/repository/index", frame(_index), methods=["POST"]),
+        Route("/v2/repository/models/{model}/load", frame(_load), methods=["POST"]),
+        Route("/v2/repository/models/{model}/unload", frame(_unload), methods=["POST"]),
+    ]
+    for base in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        found += [
+            Route(base, frame(_metadata)),
+            Route(f"{base}/ready", frame(_model_ready)),
+            Route(f"{base}/config", frame(_config)),
+            Route(f"{base}/stats", frame(_statistics)),
+            Route(f"{base}/infer", frame(_infer), methods=["POST"]),
+        ]
+    return found
+
+
+def _model(call: Call) -> Model:
+    found = call.context.repository.get(
+        call.request.path_params["model"], call.request.path_params.get("version")
+    )
+    call.model = found.name
+    return found
+
+
+def tensor_model(model: Model) -> TensorModel:
+    """The same, for a model of tensors. Raises `RefusalError` for one of texts."""
+    if not isinstance(model, TensorModel):
+        raise bad(f"the model {model.name!r} generates texts: ask for them under /v1/")
+    return model
+
+
+async def _server(call: Call) -> Response:
+    return json_response(
+        {"name": "shardrun", "version": version_of("shardrun"), "extensions": list(EXTENSIONS)}
+    )
+
+
+async def _live(call: Call) -> Response:
+    return json_response({"live": True})
+
+
+async def _ready(call: Call) -> Response:
+    context = call.context
+    ready = not (context.starting or context.draining) and all(
+        model.state in {State.READY, State.UNLOADED} for model in context.repository.models.values()
+    )
+    return json_response({"ready": ready}, 200 if ready else 503)
+
+
+async def _model_ready(call: Call) -> Response:
+    model = _model(call)
+    ready = model.state is State.READY
+    return json_response({"name": model.name, "ready": ready}, 200 if ready else 503)
+
+
+def _specs(model: TensorModel) -> ReadyModel:
+    return model.ready
+
+
+async def _metadata(call: Call) -> Response:
+    model = tensor_model(_model(call))
+    found = _specs(model)
+    return json_response(
+        {
+            "name": model.name, "versions": [model.version], "platform": "onnxruntime_onnx",
+            "inputs": [described(spec) for spec in (*found.inputs, *found.optional_inputs)],
+            "outputs": [described(spec) for spec in found.outputs],
+        }
+    )  # fmt: skip
+
+
+async def _config(call: Call) -> Response:
+    model = tensor_model(_model(call))
+    found = _specs(model)
+
+    def entry(spec: TensorSpec) -> dict[str, object]:
+        own = described(spec)
+        return {
+            "name": own["name"],
+            "data_type": f"TYPE_{_triton(str(own['datatype']))}",
+            "dims": own["shape"],
+        }
+
+    return json_response(
+        {
+            "name": model.name, "platform": "onnxruntime_onnx", "max_batch_size": 0,
+            "input": [entry(spec) for spec in (*found.inputs, *found.optional_inputs)],
+            "output": [entry(spec) for spec in found.outputs],
+        }
+    )  # fmt: skip
+
+
+def _triton(datatype: str) -> str:
+    return "STRING" if datatype == "BYTES" else datatype
+
+
+async def _infer(call: Call) -> Response:
+    model = tensor_model(_model(call))
+    found = _specs(model)
+    specs = [*found.inputs, *found.optional_inputs]
+    question = read_question(await call.body(), call.request.headers.get(HEADER), specs)
+    priority = field_of(question.parameters, "priority", int, "parameters.") or 0
+    timeout = field_of(question.parameters, "timeout", int, "parameters.")  # microseconds, as Triton has it
+    seconds = timeout / 1e6 if timeout else None
+    work = model.predict(question.feeds, client=call.client, priority=priority, seconds=seconds)
+    outputs = await call.unless_gone(work)
+    body, head = write_answer(model.name, model.version, question, outputs)
+    if head is None:
+        return Response(body, media_type="application/json")
+    return Response(body, headers={HEADER: str(head)}, media_type="application/octet-stream")
+
+
+def _numbers(model: Model) -> dict[str, object]:
+    own = model.numbers
+    count = own.succeeded
+
+    def spent(times: int, nanoseconds: int) -> dict[str, int]:
+        return {"count": times, "ns": nanoseconds}
+
+    return {
+        "name": model.name, "version": model.version, "last_inference": int(own.last * 1000),
+        "inference_count": count, "execution_count": count,
+        "inference_stats": {
+            "success": spent(count, own.waiting_ns + own.computing_ns), "fail": spent(own.failed, 0),
+            "queue": spent(count, own.waiting_ns), "compute_infer": spent(count, own.computing_ns),
+            "compute_input": spent(count, 0), "compute_output": spent(count, 0),
+        },
+    }  # fmt: skip
+
+
+async def _statistics(call: Call) -> Response:
+    return json_response({"model_stats": [_numbers(_model(call))]})
+
+
+async def _all_statistics(call: Call) -> Response:
+    return json_response(
+        {"model_stats": [_numbers(model) for model in call.context.repository.models.values()]}
+    )
+
+
+async def _index(call: Call) -> Response:
+    data = await call.body()
+    asked = field_of(object_of(data), "ready", bool) if data.strip() else False
+    shown: list[object] = [
+        {"name": model.name, "version": model.version, "state": model.state.value, "reason": ""}
+        for model in call.context.repository.models.values()
+        if not asked or model.state is State.READY
+    ]
+    return json_response(shown)
+
+
+async def _load(call: Call) -> Response:
+    data = await call.body()
+    if data.strip() and (parameters := field_of(object_of(data), "parameters", dict)):
+        raise bad(
+            f"parameters: this server loads what it was started with; leave out {said(sorted(parameters))}"
+        )
+    await _model(call).load()
+    return json_response({})
+
+
+async def _unload(call: Call) -> Response:
+    await _model(call).unload()
+    return json_response({})

@@ -1,0 +1,254 @@
+"""Tensors of the Open Inference Protocol: as JSON, and in its binary extension.
+
+Source: KServe's "Open Inference Protocol (V2)" and its "Binary tensor data extension"
+(https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from launcher.serving.bodies import bad, field_of, needed, object_of, said
+from ranks.common.tensors import OBJECT
+
+if TYPE_CHECKING:
+    from ranks.common.tensors import TensorSpec
+    from sharding.common.arrays import Array, DType
+
+TYPES: Mapping[str, str] = {
+    "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64",
+    "INT8": "int8", "INT16": "int16", "INT32": "int32", "INT64": "int64",
+    "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "bfloat16", "BYTES": "object",
+}  # fmt: skip
+"""The protocol's name of an element type -> numpy's."""
+_NAMES = {numpy: name for name, numpy in TYPES.items()}
+HEADER = "inference-header-content-length"
+"""The header that says how much of a body is JSON; what follows are tensors' bytes."""
+_LENGTH = np.dtype("<u4")
+
+
+def type_name(dtype: DType) -> str:
+    """The protocol's name of a numpy type; BYTES for texts."""
+    return "BYTES" if dtype.kind in "OUS" else _NAMES.get(dtype.name, dtype.name.upper())
+
+
+def dtype_of(name: str) -> DType:
+    """The numpy type of a protocol's name. Raises `RefusalError`."""
+    if name not in TYPES:
+        raise bad(f"datatype: expected one of {', '.join(TYPES)}, found {said(name)}")
+    if name == "BF16":
+        import ml_dtypes
+
+        return cast("DType", np.dtype(ml_dtypes.bfloat16))
+    return np.dtype(TYPES[name])
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An output that is asked for."""
+
+    name: str
+    binary: bool
+
+
+@dataclass(frozen=True)
+class Question:
+    """One request for an inference. ``outputs``: empty for all."""
+
+    feeds: Mapping[str, Array]
+    outputs: Sequence[Wanted]
+    id: str
+    binary: bool
+    """Whether outputs that are not named come as bytes."""
+    parameters: Mapping[str, object]
+
+
+def read_question(data: bytes, header: str | None, specs: Sequence[TensorSpec]) -> Question:
+    """The request in a body; ``header``: the value of `HEADER`. Raises `RefusalError`."""
+    length = len(data)
+    if header is not None:
+        if not header.isdecimal() or int(header) > len(data):
+            raise bad(f"{HEADER}: expected the bytes of JSON, at most {len(data)}, found {said(header)}")
+        length = int(header)
+    body, rest = object_of(data[:length]), memoryview(data)[length:]
+    inputs = needed(body, "inputs", list)
+    known = {spec.name: spec for spec in specs}
+    feeds: dict[str, Array] = {}
+    for number, item in enumerate(inputs):
+        where = f"inputs[{number}]."
+        if not isinstance(item, dict):
+            raise bad(f"inputs[{number}]: expected an object, found {said(item)}")
+        name = needed(item, "name", str, where)
+        if name in feeds:
+            raise bad(f"{where}name: the input {said(name)} is given twice")
+        feeds[name], rest = _read_tensor(item, rest, where, known.get(name))
+    if len(rest):
+        raise bad(f"the body has {len(rest)} bytes more than its tensors take")
+    parameters = field_of(body, "parameters", dict) or {}
+    binary = bool(field_of(parameters, "binary_data_output", bool, "parameters."))
+    wanted = []
+    for number, item in enumerate(field_of(body, "outputs", list) or []):
+        where = f"outputs[{number}]."
+        if not isinstance(item, dict):
+            raise bad(f"outputs[{number}]: expected an object, found {said(item)}")
+        own = field_of(item, "parameters", dict, where) or {}
+        if "classification" in own:
+            raise bad(f"{where}parameters.classification: this server gives tensors alone; leave it out")
+        asked = field_of(own, "binary_data", bool, f"{where}parameters.")
+        wanted.append(Wanted(needed(item, "name", str, where), binary if asked is None else asked))
+    return Question(feeds, wanted, field_of(body, "id", str) or "", binary, parameters)
+
+
+def _read_tensor(
+    item: Mapping[str, object], rest: memoryview, where: str, spec: TensorSpec | None
+) -> tuple[Array, memoryview]:
+    shape = needed(item, "shape", list, where)
+    if not all(isinstance(axis, int) and not isinstance(axis, bool) and axis >= 0 for axis in shape):
+        raise bad(f"{where}shape: expected lengths, found {said(shape)}")
+    dtype = dtype_of(needed(item, "datatype", str, where))
+    parameters = field_of(item, "parameters", dict, where) or {}
+    if "shared_memory_region" in parameters:
+        raise bad(f"{where}parameters.shared_memory_region: this server reads no shared memory of clients")
+    size = field_of(parameters, "binary_data_size", int, f"{where}parameters.")
+    if size is None:
+        return _from_json(needed(item, "data", list, where), dtype, shape, where, spec), rest
+    if "data" in item:
+        raise bad(f"{where}data: it excludes parameters.binary_data_size; leave one out")
+    if not 0 <= size <= len(rest):
+        raise bad(
+            f"{where}parameters.binary_data_size: expected at most the {len(rest)} bytes left, found {size}"
+        )
+    return from_bytes(rest[:size], dtype, shape, where), rest[size:]
+
+
+def _from_json(
+    data: list[object], dtype: DType, shape: Sequence[int], where: str, spec: TensorSpec | None
+) -> Array:
+    count = math.prod(shape)
+    try:
+        if dtype == OBJECT:
+            flat = np.array(list(_flat(data)), OBJECT)
+            if not all(isinstance(one, str) for one in flat):
+                raise ValueError("a value is no text")
+        else:
+            raw = np.array(data)
+            flat = raw.reshape(-1)
+            wrong = raw.dtype.kind not in {"f": "fiu", "b": "bi"}.get(
+                "f" if dtype.kind in "fV" else dtype.kind, "iu"
+            )
+            if flat.size and wrong:
+                raise ValueError(f"values are {raw.dtype}")
+            if dtype.kind in "iu" and flat.size:
+                bounds = np.iinfo(dtype)
+                if int(flat.min()) < bounds.min or int(flat.max()) > bounds.max:
+                    raise ValueError(f"a value is outside {bounds.min} to {bounds.max}")
+            flat = flat.astype(dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise bad(f"{where}data: expected {count} values of {type_name(dtype)}: {error}"[:240]) from None
+    if flat.size != count:
+        raise bad(f"{where}data: expected {count} values for the shape {list(shape)}, found {flat.size}")
+    return cast("Array", flat.reshape(shape))
+
+
+def _flat(data: list[object]) -> list[object]:
+    found: list[object] = []
+    stack = [iter(data)]
+    while stack:
+        for value in stack[-1]:
+            if isinstance(value, list):
+                stack.append(iter(value))
+                break
+            found.append(value)
+        else:
+            stack.pop()
+    return found
+
+
+def from_bytes(data: memoryview | bytes, dtype: DType, shape: Sequence[int], where: str = "") -> Array:
+    """A tensor of little-endian bytes; each text after its length in 4 bytes. Raises `RefusalError`."""
+    count = math.prod(shape)
+    if dtype == OBJECT:
+        texts: list[str] = []
+        view, at = memoryview(data), 0
+        while at < len(view):
+            size = int(np.frombuffer(view[at : at + 4], _LENGTH)[0]) if at + 4 <= len(view) else -1
+            if size < 0 or at + 4 + size > len(view) or len(texts) == count:
+                raise bad(
+                    f"{where}data: expected {count} texts, each after its length in 4 bytes, found others"
+                )
+            try:
+                texts.append(str(view[at + 4 : at + 4 + size], "utf-8"))
+            except UnicodeDecodeError:
+                raise bad(f"{where}data: expected texts in UTF-8, found other bytes") from None
+            at += 4 + size
+        if len(texts) != count:
+            raise bad(f"{where}data: expected {count} texts for the shape {list(shape)}, found {len(texts)}")
+        return np.array(texts, OBJECT).reshape(shape)
+    expected = count * dtype.itemsize
+    if len(data) != expected:
+        raise bad(f"{where}data: expected {expected} bytes for the shape {list(shape)}, found {len(data)}")
+    if dtype == np.bool_ and count and int(np.frombuffer(data, np.uint8).max()) > 1:
+        raise bad(f"{where}data: expected bytes of 0 and 1 for BOOL, found others")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def to_bytes(value: Array) -> bytes:
+    """The bytes of a tensor, as `from_bytes` reads them."""
+    array = np.asarray(value)
+    if array.dtype.kind in "OUS":
+        parts = []
+        for text in array.reshape(-1):
+            raw = text if isinstance(text, bytes) else str(text).encode()
+            parts += [np.array(len(raw), _LENGTH).tobytes(), raw]
+        return b"".join(parts)
+    return np.ascontiguousarray(array).tobytes()
+
+
+def described(spec: TensorSpec) -> dict[str, object]:
+    """An input or output in a model's metadata; -1 for an open length."""
+    shape = [axis if isinstance(axis, int) else -1 for axis in spec.shape]
+    return {"name": spec.name, "datatype": type_name(spec.dtype), "shape": [-1] if spec.open_rank else shape}
+
+
+def write_answer(
+    model: str, version: str, question: Question, outputs: Mapping[str, Array]
+) -> tuple[bytes, int | None]:
+    """The body of an answer, and the bytes of JSON in it where bytes follow. Raises `RefusalError` for an
+    output that there is not."""
+    wanted = question.outputs or [Wanted(name, question.binary) for name in outputs]
+    shown, tail = [], []
+    for each in wanted:
+        if each.name not in outputs:
+            raise bad(f"outputs: there is no output {said(each.name)}: there is {', '.join(outputs)}")
+        value = np.asarray(outputs[each.name])
+        entry: dict[str, object] = {
+            "name": each.name, "datatype": type_name(value.dtype), "shape": list(value.shape),
+        }  # fmt: skip
+        if each.binary:
+            tail.append(to_bytes(value))
+            entry["parameters"] = {"binary_data_size": len(tail[-1])}
+        else:
+            entry["data"] = _as_json(value, each.name)
+        shown.append(entry)
+    answer: dict[str, object] = {"model_name": model, "model_version": version, "outputs": shown}
+    if question.id:
+        answer["id"] = question.id
+    head = json.dumps(answer, allow_nan=False).encode()
+    return (head + b"".join(tail), len(head)) if tail else (head, None)
+
+
+def _as_json(value: Array, name: str) -> list[object]:
+    flat = value.reshape(-1)
+    if value.dtype.kind in "fcV":
+        flat = flat.astype(np.float64)
+        if not np.isfinite(flat).all():
+            raise bad(
+                f"the output {said(name)} holds numbers that JSON has not: ask for it as bytes (binary_data)"
+            )
+    return cast("list[object]", flat.tolist())

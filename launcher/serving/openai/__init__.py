@@ -1,0 +1,1 @@
+"""The OpenAI protocol: completions, chats, embeddings."""

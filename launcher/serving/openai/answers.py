@@ -1,0 +1,104 @@
+"""Answers of the OpenAI protocol: whole ones, and the pieces of a stream."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from launcher.generation.sample import Completion, Token
+
+Json = dict[str, object]
+Decode = Callable[[int], str]
+"""The text of one token."""
+_REASONS = {"end": "stop", "stop": "stop", "length": "length"}
+
+
+@dataclass
+class Answer:
+    """One answer as it grows. ``chat``: of a chat rather than of a completion."""
+
+    model: str
+    chat: bool
+    decode: Decode
+    logprobs: bool
+    created: int = field(default_factory=lambda: int(time.time()))
+    id: str = ""
+    prompt_tokens: int = 0
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.id = self.id or f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
+
+    def whole(self, texts: Sequence[tuple[int, Completion]]) -> Json:
+        """The answer of texts that have ended, each with its index."""
+        return {
+            **self._head(streamed=False),
+            "choices": [self._choice(*one) for one in texts],
+            "usage": self.usage(),
+        }
+
+    def piece(self, index: int, text: str, token: Token | None = None, reason: str | None = None) -> Json:
+        """A piece of one text of a stream."""
+        found: Json = {"index": index, "finish_reason": None if reason is None else _REASONS[reason]}
+        if self.chat:
+            found["delta"] = {"content": text} if text or reason is None else {}
+        else:
+            found["text"] = text
+        found["logprobs"] = None
+        if self.logprobs and token is not None:
+            found["logprobs"] = self._shown([token.id], [token.logprob or 0.0], [token.top])
+        return {**self._head(streamed=True), "choices": [found]}
+
+    def opening(self, index: int) -> Json:
+        """The first piece of a text of a chat: who speaks."""
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {**self._head(streamed=True), "choices": [choice]}
+
+    def closing(self) -> Json:
+        """The last piece of a stream: the number of tokens."""
+        return {**self._head(streamed=True), "choices": [], "usage": self.usage()}
+
+    def usage(self) -> Json:
+        """The number of tokens."""
+        total = self.prompt_tokens + self.tokens
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.tokens, "total_tokens": total}
+
+    def _head(self, *, streamed: bool) -> Json:
+        kind = "text_completion" if not self.chat else f"chat.completion{'.chunk' if streamed else ''}"
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _choice(self, index: int, text: Completion) -> Json:
+        shown = text.text if text.text is not None else ""
+        said: Json = {"message": {"role": "assistant", "content": shown}} if self.chat else {"text": shown}
+        probable = None
+        if self.logprobs and text.logprobs is not None:
+            probable = self._shown(text.ids, text.logprobs, text.top or [()] * len(text.ids))
+        return {"index": index, **said, "logprobs": probable, "finish_reason": _REASONS[text.reason]}
+
+    def _shown(
+        self, ids: Sequence[int], logprobs: Sequence[float], tops: Sequence[Sequence[tuple[int, float]]]
+    ) -> Mapping[str, object]:
+        texts = [self.decode(token) for token in ids]
+        if not self.chat:
+            offsets, at = [], 0
+            for text in texts:
+                offsets.append(at)
+                at += len(text)
+            best = [{self.decode(token): value for token, value in top} for top in tops]
+            return {
+                "tokens": texts, "token_logprobs": list(logprobs), "top_logprobs": best,
+                "text_offset": offsets,
+            }  # fmt: skip
+
+        def entry(text: str, value: float) -> Json:
+            return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+        return {
+            "content": [
+                {**entry(text, value), "top_logprobs": [entry(self.decode(token), one) for token, one in top]}
+                for text, value, top in zip(texts, logprobs, tops, strict=True)
+            ]
+        }

@@ -1,0 +1,181 @@
+"""What a server is told to serve, as models that can be started: flags, a job file, or a list of models."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.common.documents import quote, read_document
+from launcher.errors import ConfigError
+from launcher.generation.folder import read_folder
+from launcher.generation.model import assemble, read_texts
+from launcher.generation.stateful import program_of
+from launcher.job.job import Job, gather
+from launcher.job.job_file import read_options
+from launcher.job.model import opened, world_size
+from launcher.job.option_table import changed
+from launcher.job.options import OPTIONS
+from launcher.serving.batching import Batching
+from launcher.serving.limits import ServeLimits
+from launcher.serving.metrics import Metrics
+from launcher.serving.models import Model, Repository, name_of
+from launcher.serving.options import SERVED, ModelOptions
+from launcher.serving.tensor_model import TensorModel
+from launcher.serving.text_model import TextModel
+from launcher.tasks.loading import start_group
+from sharding.slices.manifest import FILE_NAME as MANIFEST
+
+if TYPE_CHECKING:
+    from launcher.generation.model import LanguageModel
+    from launcher.generation.stateful import Program
+    from launcher.group.group import Group
+
+_MOST_MODELS = 64
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One model that is to be served."""
+
+    name: str
+    job: Job
+    options: ModelOptions
+
+    def made(self, limits: ServeLimits, metrics: Metrics) -> Model:
+        """The model, which is not started yet. Raises `ConfigError` for what cannot be served."""
+        options, job = self.options, self.job
+        if _generates(job, options):
+            if options.max_batch_size > 1:
+                raise ConfigError(
+                    f"{job.model}: --max-batch-size is for models of tensors: texts are always joined"
+                )
+            _check_folder(job, options.texts)
+            return TextModel(
+                self.name,
+                limits,
+                metrics,
+                options.restart,
+                open_model=lambda: language_model(job, options.texts),
+            )
+        job.check()
+        batching = Batching(options.max_batch_size, options.max_delay, lambda names: _dependent(job, names))
+        return TensorModel(
+            self.name, limits, metrics, options.restart, open_group=lambda: group_of(job), batching=batching
+        )
+
+
+def _generates(job: Job, options: ModelOptions) -> bool:
+    """Whether a model is one of texts: a folder that holds no slices, or one with texts of its own."""
+    if options.texts is not None:
+        return True
+    return job.model is not None and job.model.is_dir() and not (job.model / MANIFEST).is_file()
+
+
+def _check_folder(job: Job, texts: Path | None) -> None:
+    assert job.model is not None
+    folder = read_folder(job.model, texts)
+    read_texts(folder)
+    for part in folder.parts.values():
+        replace(job, model=part).check()
+
+
+def group_of(job: Job) -> Group:
+    """Starts the ranks of a model of tensors."""
+    with opened(job, world_size(job)) as model:
+        return start_group(job, model)
+
+
+def language_model(job: Job, texts: Path | None) -> LanguageModel:
+    """Starts the ranks of a language model."""
+    assert job.model is not None
+
+    @contextlib.contextmanager
+    def started(path: Path) -> Iterator[Program]:
+        own = replace(job, model=path, sums=job.sums or "auto")
+        with opened(own, world_size(own) or 1) as model, start_group(own, model) as group:
+            yield program_of(group)
+
+    return assemble(read_folder(job.model, texts), started)
+
+
+def _dependent(job: Job, names: Collection[str]) -> str | None:
+    """Why rows of a model are not computed apart along the first axes of these inputs and outputs; None where
+    they are."""
+    from sharding.demands.options import SliceOptions
+    from sharding.errors import ShardrunError
+    from sharding.planning.plan import Planner
+    from sharding.reading.read import read_model
+
+    if job.reference.kind != "file" or job.model is None:
+        return "slices do not say whether rows are computed apart: give the model itself"
+    try:
+        found = Planner(read_model(job.model, job.key), SliceOptions()).batch
+    except ShardrunError as error:
+        return str(error)
+    if isinstance(found, str):
+        return found
+    axes = {**found.inputs, **found.outputs}
+    other = next((name for name in names if axes.get(name) != 0), None)
+    return None if other is None else f"the batch is not the first axis of {other!r}"
+
+
+def offers(flags: Mapping[str, object], config: Path | None, name: str | None) -> list[Offer]:
+    """The models of flags and a file, which may be a job file or a list of models. Raises `ConfigError`."""
+    own = {key: value for key, value in flags.items() if key in SERVED and value is not None}
+    given = flags.get("model")
+    if isinstance(given, Path) and given.suffix in {".yaml", ".yml", ".json"}:
+        if config is not None:
+            raise ConfigError(f"{given} and --config exclude each other: give one file")
+        flags, config = {key: value for key, value in flags.items() if key != "model"}, given
+    listed = None if config is None else _listed(config)
+    if listed is None:
+        job = gather({key: value for key, value in flags.items() if key not in SERVED}, config)
+        if job.model is None:
+            raise ConfigError("no model: expected MODEL.onnx, a folder, a job file or a list of models")
+        return [Offer(name or name_of(job.model), job, changed(ModelOptions(), own))]
+    if name is not None:
+        raise ConfigError(f"--name: {config} names its models itself; leave it out")
+    return [
+        Offer(
+            each,
+            Job().with_flags({**said, **{k: v for k, v in flags.items() if k in OPTIONS}}),
+            changed(ModelOptions(), {**more, **own}),
+        )
+        for each, said, more in listed
+    ]
+
+
+def _listed(path: Path) -> Sequence[tuple[str, dict[str, object], dict[str, object]]] | None:
+    """Name, options of the job and of serving of each model in a list of models; None for a job file."""
+    data, _ = read_document(path, "job file or list of models")
+    if not isinstance(data, dict) or "models" not in data:
+        return None
+    models = data["models"]
+    if len(data) > 1:
+        other = next(key for key in data if key != "models")
+        raise ConfigError(f"{path}: unknown key {quote(other)} beside `models`; put it into each model")
+    if not isinstance(models, dict) or not models or len(models) > _MOST_MODELS:
+        raise ConfigError(
+            f"{path}: $.models: expected a mapping of 1 to {_MOST_MODELS} names, found {quote(models)}"
+        )
+    found = []
+    known = {item.name for item in fields(ModelOptions)}
+    for name, entry in models.items():
+        if not isinstance(name, str) or not name or "/" in name or not name.isprintable():
+            raise ConfigError(f"{path}: $.models: expected names without slashes, found {quote(name)}")
+        if not isinstance(entry, dict):
+            raise ConfigError(f"{path}: $.models.{name}: expected a mapping of options, found {quote(entry)}")
+        said = read_options(entry, {**OPTIONS, **SERVED}, path, f".models.{name}")
+        if "model" not in said:
+            raise ConfigError(f"{path}: $.models.{name}: expected the key `model`, found none")
+        own = {key: value for key, value in said.items() if key not in known}
+        found.append((name, own, {key: value for key, value in said.items() if key in known}))
+    return found
+
+
+def repository_of(made: Sequence[Offer], limits: ServeLimits, metrics: Metrics) -> Repository:
+    """The models, none of which is started."""
+    return Repository({offer.name: offer.made(limits, metrics) for offer in made})

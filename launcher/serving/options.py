@@ -1,0 +1,38 @@
+# ruff: noqa: RUF009 - the fields are what the table is made of
+"""How a model is served, besides how its ranks are started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.job.option_table import described, table
+from launcher.job.values import File, Number, Switch, Whole
+
+MODELS = "how models are served"
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How one model is served."""
+
+    texts: Path | None = described(
+        File("the path of a folder"), MODELS,
+        "the folder with tokenizer and configuration, of a language model that is a single file or slices",
+        "FOLDER",
+    )  # fmt: skip
+    max_batch_size: int = described(
+        Whole(1, 4096), MODELS,
+        "join requests that differ in the batch alone, up to so many rows (default: 1, none)", "N", default=1,
+    )  # fmt: skip
+    max_delay: float = described(
+        Number(0, 10), MODELS, "seconds that a request waits for others to join (default: 0)", "SECONDS",
+        default=0.0,
+    )  # fmt: skip
+    restart: bool = described(
+        Switch(), MODELS, "start a model's ranks again when one of them has died", default=False
+    )
+
+
+SERVED = table(ModelOptions)
+"""Option by name."""

@@ -1,0 +1,207 @@
+"""The process in front: listens, answers, and ends in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from launcher.errors import ConfigError, LaunchError
+from launcher.serving.app import application
+from launcher.serving.context import Context
+from launcher.serving.models import Model
+
+log = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SLOW_SECONDS = 30.0
+"""A client that takes nothing of its answer for so long is dropped."""
+_LOOK_SECONDS = 5.0
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where a server listens. ``port`` 0: a free one. ``clients``: whose certificates clients must have."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    certificate: Path | None = None
+    key: Path | None = None
+    clients: Path | None = None
+
+    def socket(self) -> socket.socket:
+        """A bound socket. Raises `LaunchError`."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        made = socket.socket(family, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind((self.host, self.port))
+        except (OSError, OverflowError) as error:
+            made.close()
+            why = getattr(error, "strerror", None) or str(error)
+            raise LaunchError(
+                f"--host {self.host} --port {self.port}: this address cannot be used ({why}): choose another "
+                "port, or 0 for a free one"
+            ) from None
+        return made
+
+    def check(self) -> None:
+        """Raises `ConfigError` for files that are no certificates."""
+        if (self.certificate is None) != (self.key is None):
+            raise ConfigError("--tls-certificate and --tls-key belong together: give both")
+        if self.clients is not None and self.certificate is None:
+            raise ConfigError("--tls-clients: give --tls-certificate and --tls-key too")
+        if self.certificate is None:
+            return
+        try:
+            made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            made.load_cert_chain(self.certificate, self.key, password=lambda: "")
+            if self.clients is not None:
+                made.load_verify_locations(self.clients)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise ConfigError(f"--tls-certificate {self.certificate}, --tls-key {self.key}: {why}") from None
+
+    @property
+    def url(self) -> str:
+        """Where clients find it, but for the port."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'http' if self.certificate is None else 'https'}://{host}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which ends in order with SIGINT and SIGTERM, and keeps no connection that asks
+    nothing."""
+
+    def __init__(self, config: uvicorn.Config, context: Context) -> None:
+        super().__init__(config)
+        self._context = context
+        self._silent: dict[object, float] = {}
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Has the signals end the server; a second one ends it at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._told_to_end)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _told_to_end(self) -> None:
+        self.force_exit = self.should_exit
+        self._context.draining = self.should_exit = True
+
+    async def watch(self) -> None:
+        """Closes connections on which nothing was ever asked."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            now = time.monotonic()
+            silent: dict[object, float] = {}
+            for connection in list(self.server_state.connections):
+                if getattr(connection, "cycle", None) is not None:
+                    continue
+                since = self._silent.get(connection, now)
+                transport = getattr(connection, "transport", None)
+                if now - since > self._context.limits.idle and transport is not None:
+                    transport.abort()
+                else:
+                    silent[connection] = since
+            self._silent = silent
+
+
+def with_patience(app: App, seconds: float = _SLOW_SECONDS) -> App:
+    """The application, where a client that takes nothing of its answer for so long loses it."""
+
+    async def patient(scope: Message, receive: Receive, send: Send) -> None:
+        async def bounded(message: Message) -> None:
+            await asyncio.wait_for(send(message), seconds)
+
+        await app(scope, receive, bounded if scope["type"] == "http" else send)
+
+    return patient
+
+
+def serve(context: Context, listening: Listening, ready: Callable[[str], None]) -> None:
+    """Answers until a signal ends it; ``ready`` gets the address once all models are there. Raises what
+    loading them raises, and `LaunchError` where the address is taken."""
+    _, run = serving(context, listening, ready)
+    run()
+
+
+def serving(
+    context: Context, listening: Listening, ready: Callable[[str], None]
+) -> tuple[Server, Callable[[], None]]:
+    """The server, whose ``should_exit`` ends it, and what runs it. Raises `LaunchError` and `ConfigError`."""
+    listening.check()
+    bound = listening.socket()
+    url = f"{listening.url}:{bound.getsockname()[1]}"
+    failed: list[BaseException] = []
+
+    @contextlib.asynccontextmanager
+    async def life() -> AsyncIterator[None]:
+        async def load() -> None:
+            try:
+                await context.repository.load_all(_loaded)
+                context.starting = False
+                ready(url)
+            except Exception as error:
+                failed.append(error)
+                server.should_exit = True
+
+        tasks = [asyncio.create_task(load()), asyncio.create_task(server.watch())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await context.repository.close()
+
+    limits = context.limits
+    server = Server(
+        uvicorn.Config(
+            with_patience(application(context, life)),
+            log_config=None, access_log=False, ws="none", lifespan="on", server_header=False,
+            limit_concurrency=limits.connections, timeout_keep_alive=int(limits.idle),
+            timeout_graceful_shutdown=int(limits.drain),
+            ssl_certfile=listening.certificate, ssl_keyfile=listening.key,
+            ssl_ca_certs=None if listening.clients is None else str(listening.clients),
+            ssl_cert_reqs=ssl.CERT_NONE if listening.clients is None else ssl.CERT_REQUIRED,
+        ),
+        context,
+    )  # fmt: skip
+
+    def run() -> None:
+        try:
+            server.run(sockets=[bound])
+        finally:
+            bound.close()
+        if failed:
+            raise failed[0]
+
+    return server, run
+
+
+async def _loaded(model: Model) -> None:
+    log.info("the model %s is ready", model.name)

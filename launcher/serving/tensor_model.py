@@ -1,0 +1,175 @@
+"""A model of tensors: requests wait in a fair queue and go through its ranks one after another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from launcher.serving.batching import Batch, Batching
+from launcher.serving.fair_queue import FairQueue
+from launcher.serving.models import Served, is_loss
+from launcher.serving.refusals import RETRY_SECONDS, RefusalError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from launcher.group.group import Group
+    from sharding.common.arrays import Array
+
+    Arrays = Mapping[str, Array]
+
+
+@dataclass(eq=False)
+class Request:
+    """One request that waits or is computed."""
+
+    feeds: Arrays
+    deadline: float
+    answer: asyncio.Future[Arrays]
+    came: int = field(default_factory=time.monotonic_ns)
+    tries: int = 0
+
+
+@dataclass
+class TensorModel(Served["Group"]):
+    """A group of ranks behind a queue. ``open_group``: starts it."""
+
+    open_group: Callable[[], Group] = field(kw_only=True)
+    batching: Batching = field(default_factory=Batching, kw_only=True)
+    _queue: FairQueue[Request] = field(init=False)
+    _worker: asyncio.Task[None] | None = None
+    _threads: ThreadPoolExecutor | None = None
+
+    def __post_init__(self) -> None:
+        self._queue = FairQueue(self.limits.queue)
+
+    def _start(self) -> Group:
+        group = self.open_group()
+        self.batching.check(group)
+        return group
+
+    def _stop(self, ready: Group) -> None:
+        ready.close()
+
+    async def load(self) -> None:
+        await super().load()
+        if self._worker is None:
+            self._threads = ThreadPoolExecutor(1, thread_name_prefix="shardrun serve")
+            self._worker = asyncio.create_task(self._work())
+
+    async def unload(self) -> None:
+        if self._worker is not None:
+            self._worker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._worker
+            self._worker = None
+        while (request := self._queue.take()) is not None:
+            _fail(
+                request, RefusalError(HTTPStatus.SERVICE_UNAVAILABLE, f"the model {self.name!r} was unloaded")
+            )
+        await super().unload()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+            self._threads = None
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
+    async def predict(
+        self, feeds: Arrays, *, client: str, priority: int = 0, seconds: float | None = None
+    ) -> Arrays:
+        """The outputs of one request. Raises `RefusalError` where there is no room or no time, and what the
+        ranks raise. A caller that is cancelled leaves the queue."""
+        self.ready._tensors(feeds)  # what does not fit is refused before it waits
+        if self._queue.full:
+            self.metrics.refused.labels(self.name).inc()
+            raise RefusalError(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"{len(self._queue)} requests wait for the model {self.name!r} already: ask again later",
+                retry=RETRY_SECONDS,
+            )
+        allowed = min(seconds or self.limits.seconds, self.limits.seconds)
+        answer: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
+        request = Request(feeds, time.monotonic() + allowed, answer)
+        self._queue.put(request, client, priority)
+        self.metrics.queued.labels(self.name).set(len(self._queue))
+        try:
+            return await asyncio.wait_for(answer, allowed)
+        except asyncio.TimeoutError:
+            raise RefusalError(
+                HTTPStatus.GATEWAY_TIMEOUT, f"the model {self.name!r} did not answer within {allowed:g} s"
+            ) from None
+
+    async def _work(self) -> None:
+        while True:
+            first = await self._queue.get()
+            batch = await self.batching.gather(first, self._queue)
+            self.metrics.queued.labels(self.name).set(len(self._queue))
+            await self._compute(batch)
+
+    async def _compute(self, batch: Batch[Request]) -> None:
+        batch.drop(lambda request: request.answer.done())
+        if not batch.requests:
+            return
+        loop, began = asyncio.get_running_loop(), time.monotonic_ns()
+        last = max(request.deadline for request in batch.requests)
+        try:
+            group = await self.until_ready(last)
+        except RefusalError as refusal:
+            for request in batch.requests:
+                _fail(request, refusal)
+            return
+        try:
+            outputs = await loop.run_in_executor(self._threads, group.predict, batch.feeds())
+        except asyncio.CancelledError:
+            for request in batch.requests:
+                _fail(
+                    request,
+                    RefusalError(HTTPStatus.SERVICE_UNAVAILABLE, f"the model {self.name!r} was unloaded"),
+                )
+            raise
+        except Exception as error:
+            await self._failed(batch, group, error)
+            return
+        spent = time.monotonic_ns() - began
+        self.metrics.batches.labels(self.name).observe(batch.rows)
+        for request, own in zip(batch.requests, batch.split(outputs), strict=True):
+            self.numbers.succeeded += 1
+            self.numbers.waiting_ns += began - request.came
+            self.numbers.computing_ns += spent
+            self.numbers.last = time.time()
+            if not request.answer.done():
+                request.answer.set_result(own)
+
+    async def _failed(self, batch: Batch[Request], group: Group, error: Exception) -> None:
+        if is_loss(error):
+            self.lost(error, group)
+            for request in batch.requests:
+                request.tries += 1
+                # Nothing was answered: the request is computed once more where ranks come back.
+                if self.again and request.tries < 2:
+                    await self._compute(Batch([request]))
+                else:
+                    self._count_failure(request, error)
+        elif len(batch.requests) > 1:  # one of them is at fault: each gets its own answer
+            for request in batch.requests:
+                await self._compute(Batch([request]))
+        else:
+            self._count_failure(batch.requests[0], error)
+
+    def _count_failure(self, request: Request, error: Exception) -> None:
+        self.numbers.failed += 1
+        _fail(request, error)
+
+
+def _fail(request: Request, error: BaseException) -> None:
+    if not request.answer.done():
+        request.answer.set_exception(error)

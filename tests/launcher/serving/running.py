@@ -1,0 +1,55 @@
+"""A server in a thread of this process, for its real clients."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from launcher.serving.context import Context
+from launcher.serving.limits import ServeLimits
+from launcher.serving.metrics import Metrics
+from launcher.serving.models import Model, Repository
+from launcher.serving.server import Listening, serving
+
+WAIT = 60.0
+
+
+@dataclass
+class Running:
+    """A server that answers."""
+
+    url: str
+    context: Context
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return self.url.partition("://")[2]
+
+
+@contextlib.contextmanager
+def running(
+    *models: Model, limits: ServeLimits | None = None, metrics: Metrics | None = None, **more: object
+) -> Iterator[Running]:
+    """A server of these models."""
+    repository = Repository({model.name: model for model in models})
+    context = Context(repository, limits or ServeLimits(), metrics or Metrics(), **more)  # type: ignore[arg-type]
+    ready, urls = threading.Event(), []
+    with contextlib.ExitStack() as stack:
+        server, run = serving(context, Listening(port=0), lambda url: (urls.append(url), ready.set()))
+
+        def work() -> None:
+            try:
+                run()
+            finally:
+                ready.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        stack.callback(thread.join, WAIT)
+        stack.callback(setattr, server, "should_exit", True)
+        assert ready.wait(WAIT) and urls
+        yield Running(urls[0], context)
+    assert not thread.is_alive()

@@ -1,0 +1,193 @@
+"""The Open Inference Protocol, asked by tritonclient and by plain HTTP; ONNX Runtime is the oracle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import onnxruntime
+import pytest
+import tritonclient.http as triton
+
+from tests.launcher.serving.running import Running
+
+URL = "/v2/models/rows/infer"
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[Any]:
+    with triton.InferenceServerClient(server.address, concurrency=8) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def http(server: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def plain(rows: Path) -> Any:
+    return onnxruntime.InferenceSession(rows, providers=["CPUExecutionProvider"])
+
+
+def feeds(count: int, seed: int = 0) -> dict[str, Any]:
+    random = np.random.default_rng(seed)
+    words = np.array(["", "ä\n", "wörter", "x" * 300], object)
+    return {"x": random.normal(size=(count, 8)).astype(np.float32), "s": words[random.integers(0, 4, count)]}
+
+
+def inputs(arrays: dict[str, Any], *, binary: bool) -> list[Any]:
+    made = []
+    for name, array in arrays.items():
+        kind = "BYTES" if array.dtype == object else "FP32"
+        made.append(triton.InferInput(name, list(array.shape), kind))
+        made[-1].set_data_from_numpy(array, binary_data=binary)
+    return made
+
+
+def body(**more: Any) -> dict[str, Any]:
+    x = {"name": "x", "shape": [1, 8], "datatype": "FP32", "data": [0.5] * 8}
+    return {"inputs": [x, {"name": "s", "shape": [1], "datatype": "BYTES", "data": ["a"]}], **more}
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("count", [1, 5, 0])
+def test_answers_are_those_of_onnx_runtime(client: Any, plain: Any, binary: bool, count: int) -> None:
+    arrays = feeds(count)
+    wanted = [triton.InferRequestedOutput(name, binary_data=binary) for name in ("t", "y")]
+    found = client.infer("rows", inputs(arrays, binary=binary), outputs=wanted, request_id="seven")
+    expected = dict(zip(("y", "t"), plain.run(["y", "t"], arrays), strict=True))
+    np.testing.assert_allclose(found.as_numpy("y"), expected["y"], rtol=1e-6, atol=1e-6)
+    texts = [one.decode() if isinstance(one, bytes) else one for one in found.as_numpy("t")]
+    assert texts == list(expected["t"])
+    assert found.get_response()["id"] == "seven" and found.get_response()["model_name"] == "rows"
+
+
+def test_many_at_once_each_get_their_own_answer(client: Any, plain: Any, server: Running) -> None:
+    asked = [feeds(1 + seed % 3, seed) for seed in range(40)]
+    waiting = [client.async_infer("rows", inputs(arrays, binary=True)) for arrays in asked]
+    for arrays, answer in zip(asked, waiting, strict=True):
+        expected = plain.run(["y"], arrays)[0]
+        np.testing.assert_allclose(answer.get_result().as_numpy("y"), expected, rtol=1e-6, atol=1e-6)
+    text = server.context.metrics.text().decode()
+    runs = float(text.split('shardrun_batch_rows_count{model="rows"}')[1].split()[0])
+    count = client.get_inference_statistics("rows")["model_stats"][0]["inference_count"]
+    assert runs < count, "no two requests were joined"
+
+
+def test_what_a_server_says_of_itself(client: Any) -> None:
+    assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("rows")
+    assert "binary_tensor_data" in client.get_server_metadata()["extensions"]
+    found = client.get_model_metadata("rows")
+    assert [(one["name"], one["datatype"], one["shape"]) for one in found["inputs"]] == [
+        ("x", "FP32", [-1, 8]), ("s", "BYTES", [-1]),
+    ]  # fmt: skip
+    assert {one["name"]: one["state"] for one in client.get_model_repository_index()}["rows"] == "READY"
+    assert client.get_model_config("rows")["input"][0]["data_type"] == "TYPE_FP32"
+
+
+def test_unloaded_models_say_so_and_come_back(client: Any) -> None:
+    client.unload_model("rows")
+    assert not client.is_model_ready("rows")
+    with pytest.raises(triton.InferenceServerException, match="'rows' is not loaded"):
+        client.infer("rows", inputs(feeds(1), binary=True))
+    client.load_model("rows")
+    assert client.infer("rows", inputs(feeds(2), binary=True)).as_numpy("y").shape == (2, 16)
+
+
+X = {"name": "x", "shape": [1, 8], "datatype": "FP32"}
+WRONG: list[tuple[Any, int, str]] = [
+    (b"", 400, "no JSON"),
+    (b"[]", 400, "expected a JSON object, found []"),
+    (b'{"inputs": NaN}', 400, "NaN is no number of JSON"),
+    (b"[" * 100_000, 400, "no JSON"),
+    (b'{"inputs": 3}', 400, "inputs: expected a list, found 3"),
+    (b'{"inputs": [4]}', 400, "inputs[0]: expected an object, found 4"),
+    ({"inputs": [{"name": "x", "shape": [1, -8], "datatype": "FP32", "data": []}]}, 400, "expected lengths"),
+    ({"inputs": [{"name": "x", "shape": [True], "datatype": "FP32", "data": [1]}]}, 400, "expected lengths"),
+    ({"inputs": [{"name": "x", "shape": [1 << 60], "datatype": "FP32", "data": [1]}]}, 400, "found 1"),
+    ({"inputs": [{"name": "x", "shape": [1], "datatype": "FP31", "data": [1]}]}, 400, "expected one of BOOL"),
+    ({"inputs": [{"name": "x", "shape": [2], "datatype": "FP32", "data": [1]}]}, 400, "expected 2 values"),
+    ({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": ["1"]}]}, 400, "values of FP32"),
+    ({"inputs": [{"name": "x", "shape": [1], "datatype": "UINT8", "data": [300]}]}, 400, "outside 0 to 255"),
+    ({"inputs": [{"name": "x", "shape": [1], "datatype": "INT8", "data": [1.5]}]}, 400, "values are float64"),
+    ({"inputs": [{"name": "x", "shape": [2], "datatype": "FP32", "data": [[1], [1, 2]]}]}, 400, "2 values"),
+    ({"inputs": [{"name": "x", "shape": [1], "datatype": "BYTES", "data": [1]}]}, 400, "no text"),
+    ({"inputs": []}, 400, "'x'"),
+    (body(inputs=[*body()["inputs"], body()["inputs"][0]]), 400, "is given twice"),
+    (body(inputs=[{**body()["inputs"][0], "shape": [8]}, body()["inputs"][1]]), 400, "'x'"),
+    (body(inputs=[{**body()["inputs"][0], "name": "X"}, body()["inputs"][1]]), 400, "'x'"),
+    (body(outputs=[{"name": "z"}]), 400, "there is no output"),
+    (body(outputs=[{"name": "y", "parameters": {"classification": 3}}]), 400, "classification"),
+    (body(parameters={"priority": "high"}), 400, "priority: expected a whole number"),
+    (
+        {"inputs": [{**X, "parameters": {"binary_data_size": 99}}]},
+        400,
+        "expected at most the 0 bytes left, found 99",
+    ),
+    (
+        {"inputs": [{**X, "parameters": {"shared_memory_region": "a"}}]},
+        400,
+        "reads no shared memory",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sent", "status", "said"), WRONG)
+def test_wrong_requests_get_one_sentence(http: httpx.Client, sent: Any, status: int, said: str) -> None:
+    data = sent if isinstance(sent, bytes) else json.dumps(sent).encode()
+    answer = http.post(URL, content=data)
+    assert answer.status_code == status, answer.text
+    assert said in answer.json()["error"] and "\n" not in answer.json()["error"]
+    assert http.post(URL, json=body()).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("header", "rest", "said"),
+    [
+        ("9999999", b"", "expected the bytes of JSON"), ("-1", b"", "expected the bytes of JSON"),
+        ("x", b"", "expected the bytes of JSON"), (None, b"more", "no JSON"),
+        ("whole", b"more", "4 bytes more"),
+    ],
+)  # fmt: skip
+def test_wrong_binary_bodies(http: httpx.Client, header: str | None, rest: bytes, said: str) -> None:
+    data = json.dumps(body()).encode()
+    length = str(len(data)) if header == "whole" else header
+    more = {} if length is None else {"Inference-Header-Content-Length": length}
+    answer = http.post(URL, content=data + rest, headers=more)
+    assert answer.status_code == 400 and said in answer.json()["error"], answer.text
+
+
+def test_bodies_beyond_the_limit(http: httpx.Client, server: Running) -> None:
+    size = server.context.limits.body + 1
+    assert http.post(URL, content=b"x" * size).status_code == 413
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(size // 1000 + 1):
+            yield b"x" * 1000
+
+    assert http.post(URL, content=pieces()).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v2/models/nope", 404),
+        ("/v2/models/rows/versions/9", 404),
+        ("/v2/models/tiny/infer", 405),
+        ("/x", 404),
+    ],
+)
+def test_what_is_not_there(http: httpx.Client, path: str, status: int) -> None:
+    answer = http.get(path)
+    assert answer.status_code == status and answer.json()["error"]
+
+
+def test_no_path_is_told(http: httpx.Client, rows: Path) -> None:
+    for sent in (body(inputs=[]), body(outputs=[{"name": "q"}])):
+        assert str(rows.parent) not in http.post(URL, json=sent).text

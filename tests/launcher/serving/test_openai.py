@@ -1,0 +1,154 @@
+"""OpenAI's protocol, asked by its own client; texts are those that the model gives without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+import launcher
+from launcher.generation.model import LanguageModel
+from tests.launcher.serving.running import Running
+
+PROMPT = "hello world"
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def model(texts: Path) -> Iterator[LanguageModel]:
+    with launcher.load_language_model(texts, ranks=1) as model:
+        yield model
+
+
+def test_completions(client: openai.OpenAI, model: LanguageModel) -> None:
+    made = model.generate(PROMPT, max_new_tokens=12, temperature=0)
+    expected = made.finish()[0]
+    found = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=12, temperature=0)
+    assert found.choices[0].text == expected.text
+    assert found.usage is not None
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (len(made.prompt), len(expected.ids))
+    by_ids = client.completions.create(model="tiny", prompt=made.prompt, max_tokens=12, temperature=0)
+    assert by_ids.choices[0].text == expected.text
+
+
+def test_streams_are_the_whole_text_in_pieces(client: openai.OpenAI, model: LanguageModel) -> None:
+    how: dict[str, Any] = {"model": "tiny", "prompt": ["ab", PROMPT], "max_tokens": 10, "seed": 5, "n": 2}
+    whole = client.completions.create(**how)
+    pieces = list(client.completions.create(**how, stream=True, stream_options={"include_usage": True}))
+    texts = dict.fromkeys(range(4), "")
+    for piece in pieces[:-1]:
+        texts[piece.choices[0].index] += piece.choices[0].text
+    assert texts == {choice.index: choice.text for choice in whole.choices}
+    assert pieces[-1].usage == whole.usage and not pieces[-1].choices
+    for number, prompt in enumerate(how["prompt"]):
+        own = model.generate(prompt, max_new_tokens=10, seed=5, samples=2, temperature=1.0).finish()
+        assert [text.text for text in own] == [texts[2 * number], texts[2 * number + 1]]
+
+
+def test_chats(client: openai.OpenAI, model: LanguageModel) -> None:
+    messages: Any = [
+        {"role": "user", "content": [{"type": "text", "text": "who"}, {"type": "text", "text": "?"}]}
+    ]
+    expected = model.chat("who?", max_new_tokens=9, temperature=0).finish()[0]
+    how: dict[str, Any] = {
+        "model": "tiny",
+        "messages": messages,
+        "max_completion_tokens": 9,
+        "temperature": 0,
+    }
+    found = client.chat.completions.create(**how, logprobs=True, top_logprobs=2)
+    assert found.choices[0].message.content == expected.text
+    probable = found.choices[0].logprobs
+    assert probable is not None and probable.content is not None
+    assert len(probable.content) == len(expected.ids) and len(probable.content[0].top_logprobs) == 2
+    assert probable.content[0].logprob == pytest.approx(probable.content[0].top_logprobs[0].logprob)
+    pieces = [piece.choices[0] for piece in client.chat.completions.create(**how, stream=True)]
+    assert pieces[0].delta.role == "assistant" and pieces[-1].finish_reason == found.choices[0].finish_reason
+    assert "".join(piece.delta.content or "" for piece in pieces) == expected.text
+
+
+def test_stop_texts_are_not_shown(client: openai.OpenAI, model: LanguageModel) -> None:
+    whole = model.generate(PROMPT, max_new_tokens=12, temperature=0, ignore_eos=True).finish()[0].text
+    assert whole is not None
+    stop = whole[3:5]
+    how: Any = {"extra_body": {"ignore_eos": True}, "temperature": 0}
+    found = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=12, stop=stop, **how)
+    assert found.choices[0].text == whole[: whole.index(stop)] and found.choices[0].finish_reason == "stop"
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [one.id for one in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").owned_by == "shardrun"
+    with pytest.raises(openai.NotFoundError, match="there is no model 'no'"):
+        client.models.retrieve("no")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"model": "rows"}, "generates no texts"),
+        ({"max_tokens": 65}, "max_tokens: expected 1 to 64, found 65"),
+        ({"max_tokens": True}, "max_tokens: expected a whole number"),
+        ({"temperature": "hot"}, "temperature: expected a number"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"n": 5}, "n: expected at most 4, found 5"),
+        ({"n": 0}, "samples"),
+        ({"stop": [""]}, "stop: expected a text"),
+        ({"stop": ["a"] * 17}, "at most 16"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias"),
+        ({"logprobs": 21}, "logprobs: expected 0 to 20"),
+        ({"prompt": []}, "prompt: expected"),
+        ({"prompt": [1.5]}, "prompt: expected"),
+        ({"prompt": [10**9]}, "vocabulary"),
+        ({"prompt": ["a"] * 65}, "at most 64 prompts"),
+        ({"prompt": "a" * 3000}, "context"),
+        ({"echo": True}, "echo: this server does not have it"),
+        ({"best_of": 3}, "best_of: expected as many as n"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_wrong_requests(server: Running, asked: dict[str, Any], said: str) -> None:
+    url = f"{server.url}/v1/completions"
+    answer = httpx.post(url, json={"model": "tiny", "prompt": "x", "max_tokens": 2, **asked}, timeout=60)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert said in error["message"] and error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([], "messages: expected at least one"),
+        ("hi", "messages: expected a list"),
+        ([3], "messages[0]: expected an object"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "parts of type text"),
+        ([{"role": "user", "content": 3}], "messages[0].content"),
+    ],
+)
+def test_wrong_chats(server: Running, messages: object, said: str) -> None:
+    answer = httpx.post(
+        f"{server.url}/v1/chat/completions", json={"model": "tiny", "messages": messages}, timeout=60
+    )
+    assert answer.status_code == 400 and said in answer.json()["error"]["message"], answer.text
+
+
+def test_a_client_that_goes_away_ends_its_text(server: Running, client: openai.OpenAI) -> None:
+    how: Any = {"model": "tiny", "prompt": PROMPT, "max_tokens": 64, "extra_body": {"ignore_eos": True}}
+    with client.completions.create(**how, stream=True) as stream:
+        next(iter(stream))
+    engine = server.context.repository.get("tiny").ready.engine  # type: ignore[attr-defined]
+    found = client.completions.create(**{**how, "max_tokens": 2}, temperature=0)
+    assert found.choices[0].finish_reason == "length"
+    assert not engine._requests
