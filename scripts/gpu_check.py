@@ -145,20 +145,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=_minutes, default=5.0, help="for all checks together (default: 5)")
     parser.add_argument("--list", action="store_true", help="only list the checks")
     options = parser.parse_args(arguments)
-    if options.list:
-        for check in CHECKS:
-            say(f"{'' if check.gpus == 1 else f'({check.gpus} GPUs) '}{check.title}")
-        return RIGHT
-    found = probe()
+    try:
+        if options.list:
+            for check in CHECKS:
+                say(f"{'' if check.gpus == 1 else f'({check.gpus} GPUs) '}{check.title}")
+            return RIGHT
+        found = probe()
+    except (KeyboardInterrupt, OSError) as error:
+        found = f"The GPU checks cannot run: {_ended_by(error)}."
     if isinstance(found, str):
         print(found, file=sys.stderr)
         return IMPOSSIBLE
-    say(found.words)
-    for name in found.names:
-        say(f"  {name}")
-    deadline = time.monotonic() + options.minutes * 60
     results: list[Result] = []
     try:
+        say(found.words)
+        for name in found.names:
+            say(f"  {name}")
+        deadline = time.monotonic() + options.minutes * 60
         for check in CHECKS:
             up = f"the {options.minutes:g} minutes were up"
             left = deadline - time.monotonic()
@@ -172,9 +175,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results.append(result)
             if not why:
                 show(result)
-    except KeyboardInterrupt:
-        results += [Result(check, SKIPPED, 0.0, ("interrupted",)) for check in CHECKS[len(results) :]]
-    return conclude(results)
+    except (KeyboardInterrupt, OSError) as error:
+        why = _ended_by(error)
+        results += [Result(check, SKIPPED, 0.0, (why,)) for check in CHECKS[len(results) :]]
+    try:
+        return conclude(results)
+    except OSError as error:
+        print(f"The GPU checks cannot say what they found: {_ended_by(error)}.", file=sys.stderr)
+        return status_of(results)
+
+
+def _ended_by(error: BaseException) -> str:
+    """What ended the checks, in words: nobody reads what they say, or no file can be written."""
+    return (error.strerror or str(error)) if isinstance(error, OSError) else "interrupted"
 
 
 def _minutes(text: str) -> float:
@@ -233,7 +246,10 @@ class Ended:
 def execute(command: Sequence[str], seconds: float) -> Ended:
     """Runs a command in a process group of its own, which does not outlive the call."""
     begun = time.monotonic()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"}
+    # What the caller has put on the path (an unpacked wheel, say) is meant as seen from where it was called.
+    given = [str(Path(one).absolute()) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    path = os.pathsep.join([str(ROOT), *given])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         try:
             process = subprocess.Popen(
@@ -326,23 +342,28 @@ def show(result: Result) -> None:
 def conclude(results: Sequence[Result]) -> int:
     """What was not covered, the numbers, and the status to end with."""
     open_ = [(one.check.title, one.lines[0]) for one in results if one.status == SKIPPED]
-    open_ += [
-        (one.check.title, line.removeprefix(NOTE))
-        for one in results
-        if one.status == PASSED
-        for line in one.lines
-        if line.startswith(NOTE)
-    ]
+    open_ += [(one.check.title, line) for one in results if one.status == PASSED for line in _left_out(one)]
     for title, why in open_:
         say(f"NOT COVERED: {title} ({why})")
     good = sum(one.status == PASSED for one in results)
     bad = sum(one.status in {FAILED, DIED, LATE} for one in results)
     say(f"{good} passed, {bad} failed, {len(open_)} not covered")
-    if bad:
+    return status_of(results)
+
+
+def status_of(results: Sequence[Result]) -> int:
+    """The status to end with."""
+    if any(one.status in {FAILED, DIED, LATE} for one in results):
         return WRONG
+    good = [one for one in results if one.status == PASSED]
     if not good:
         return IMPOSSIBLE
-    return PARTLY if open_ else RIGHT
+    return PARTLY if len(good) < len(results) or any(_left_out(one) for one in good) else RIGHT
+
+
+def _left_out(result: Result) -> list[str]:
+    """What a check that passed did not cover."""
+    return [line.removeprefix(NOTE) for line in result.lines if line.startswith(NOTE)]
 
 
 def say(line: str) -> None:
@@ -350,13 +371,18 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
 def _interrupt(*_: object) -> None:
-    """As Ctrl-C does it: the check that runs is ended, and what was not run is named."""
+    """The check that runs is ended, and what was not run is named; a second signal does not hinder that."""
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
-    with contextlib.suppress(BrokenPipeError):
-        sys.exit(main())
+    for one in _ENDING:
+        if signal.getsignal(one) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(one, _interrupt)
+    sys.exit(main())

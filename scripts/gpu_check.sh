@@ -19,20 +19,26 @@ while [ "$left" -gt 0 ]; do # all arguments but PYTHON, wherever it stands, go o
         set -- "$@" "$one"
     fi
 done
-case $python in
-/* | "") ;;
-*/*) python=$PWD/$python ;; # as seen from where it was called
-esac
-cd "$(dirname "$0")/.."
+root=$(CDPATH="" cd -- "$(dirname -- "$0")/.." && pwd)
 if [ -z "$python" ]; then
-    if [ -x .venv/bin/python ]; then python=.venv/bin/python; else python=python3; fi
+    if [ -x "$root/.venv/bin/python" ]; then python=$root/.venv/bin/python; else python=python3; fi
 fi
 if ! command -v "$python" >/dev/null; then
     echo "The GPU checks cannot run: there is no $python; name a Python: scripts/gpu_check.sh /path/to/python" >&2
     exit 2
 fi
-if [ "$("$python" -c 'print("py" + "thon")' 2>/dev/null)" != python ]; then # what is no Python may end with 0
+limit=""
+if command -v timeout >/dev/null; then limit="timeout 60"; fi # what is no Python may never end, or end with 0
+found=$($limit "$python" -c 'import sys; print("python %d.%d" % sys.version_info[:2])' 2>/dev/null </dev/null) || true
+case $found in
+"python 2."* | "python 3."[0-9])
+    echo "The GPU checks cannot run: $python is $found, but shardrun needs Python 3.10 or newer" >&2
+    exit 2
+    ;;
+"python "[0-9]*) ;;
+*)
     echo "The GPU checks cannot run: $python does not run as Python; name one: scripts/gpu_check.sh /path/to/python" >&2
     exit 2
-fi
-exec "$python" scripts/gpu_check.py "$@"
+    ;;
+esac
+exec "$python" "$root/scripts/gpu_check.py" "$@"

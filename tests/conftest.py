@@ -94,6 +94,7 @@ SLOW = (
     "sharding/reading/test_bodies.py",
     "ranks/sessions/test_counted_cuda.py",
     "ranks/weights/test_cuda_ipc.py",
+    "ranks/weights/test_weights_bodies.py",
     "ranks/run/test_forked.py",
     "ranks/collectives/test_gloo_meeting.py",
     "ranks/sessions/test_idle.py",

@@ -32,19 +32,16 @@ def on_cpu(session: ort.InferenceSession) -> set[str]:
 def read_on_cpu(
     graph: onnx.GraphProto, session: ort.InferenceSession, names: Collection[str]
 ) -> dict[str, str]:
-    """The values among ``names`` that nodes read which the CPU's provider has taken, and no others, each with
-    the type of such a node. ``graph`` is what the session was made of, with its optimisations off and names
+    """The values among ``names`` that nodes read which the CPU's provider has taken, each with the type of
+    such a node. ``graph`` is what the session was made of, with its optimisations off and names
     by `name_all`.
     """
     there = on_cpu(session)
     read: dict[str, str] = {}
-    on_device: set[str] = set()
     for node in nodes_in(graph):
         if node.name in there:
             read.update(dict.fromkeys(node.input, node.op_type))
-        else:
-            on_device.update(node.input)
-    return {name: kind for name, kind in read.items() if name in names and name not in on_device}
+    return {name: kind for name, kind in read.items() if name in names}
 
 
 def name_all(graph: onnx.GraphProto) -> None:

@@ -6,6 +6,8 @@ do nothing, so that answers are wrong and must be called so.
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import importlib.util
 import json
 import os
@@ -16,6 +18,7 @@ import sys
 import tempfile
 import time
 import venv
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +142,7 @@ def test_with_more_gpus_more_is_covered(pretend: Any) -> None:
     [
         (FAILING, "FAILED", "test_sum: assert 1 == 2"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "DIED", "pytest was ended by SIGSEGV and left no report"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "DIED", "pytest was ended by SIGKILL and left no report"),
         ("print('usage: bad'); sys.exit(4)", "DIED", "pytest ended with status 4 and left no report"),
         ("sys.exit(0)", "DIED", "pytest ended with status 0 and left no report"),
         (
@@ -227,10 +231,10 @@ def test_what_a_program_left_out_is_not_covered(gpu_check: Any, capsys: pytest.C
 # A machine on which every check hangs.
 HANGING = """
 import os, sys, time
-if "probe" in sys.argv:
+if "probe" in sys.argv and {found!r}:
     print({found!r})
 elif "-c" in sys.argv:
-    print("python")
+    print("python 3.11")
 elif sys.argv[1].endswith("gpu_check.py"):
     os.execv({python!r}, [{python!r}, "-c", {main!r}, *sys.argv[1:]])
 else:
@@ -239,31 +243,92 @@ else:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_an_ended_check_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
-    """A scheduler whose time is up, a terminal that is closed, Ctrl-C."""
+@dataclasses.dataclass
+class Hanging:
+    """Checks under way, of which the process with number ``pid`` hangs."""
+
+    process: subprocess.Popen[str]
+    pid: str
+
+    def ended(self, *numbers: signal.Signals) -> tuple[int, list[str], str]:
+        """Status, output and errors after these signals; what hung is gone by then."""
+        child = Path("/proc", self.pid, "stat")
+        for number in numbers:
+            self.process.send_signal(number)
+        output, errors = self.process.communicate(timeout=60)
+        assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"
+        return self.process.returncode, output.splitlines(), errors
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[Callable[..., Hanging]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(found: str = json.dumps(FOUND), ignored: Sequence[signal.Signals] = ()) -> Hanging:
+        """``found``: what the machine has; "": looking at it hangs, too."""
+        made = hang(tmp_path, found, ignored)
+        started.append(made)
+        pid, deadline = tmp_path / "pid", time.monotonic() + 60
+        while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return Hanging(made, pid.read_text())
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+def hang(tmp_path: Path, found: str, ignored: Sequence[signal.Signals]) -> subprocess.Popen[str]:
     python, pid = tmp_path / "python", tmp_path / "pid"
     main = "import sys, runpy; sys.executable = {!r}; sys.argv = sys.argv[1:]; {}".format(
         str(python), "runpy.run_path(sys.argv[0], run_name='__main__')"
     )
-    text = HANGING.format(found=json.dumps(FOUND), python=sys.executable, main=main, pid=str(pid))
+    text = HANGING.format(found=found, python=sys.executable, main=main, pid=str(pid))
     python.write_text(f"#!{sys.executable}\n{text}")
     python.chmod(0o755)
-    process = subprocess.Popen(
-        [ROOT / "scripts" / "gpu_check.sh", python], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    traps = "".join(f"trap '' {number.name.removeprefix('SIG')};" for number in ignored)
+    return subprocess.Popen(
+        ["sh", "-c", f'{traps} exec "$@"', "sh", ROOT / "scripts" / "gpu_check.sh", python],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_an_ended_check_leaves_nothing_behind(number: signal.Signals, hanging: Any) -> None:
+    """A scheduler whose time is up, a terminal that is closed, Ctrl-C."""
+    status, lines, errors = hanging().ended(number)
+    assert status == 2 and not errors  # nothing was checked
+    assert "NOT COVERED: the driver: GPUs, their identity, memory (interrupted)" in lines
+    assert re.fullmatch(r"0 passed, 0 failed, \d+ not covered", lines[-1])
+
+
+def test_a_second_signal_does_not_hinder_the_end(gpu_check: Any) -> None:
+    """Some say it more than once, while a check is ended and the rest is named."""
+    before = {number: signal.getsignal(number) for number in gpu_check._ENDING}
     try:
-        deadline = time.monotonic() + 60
-        while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        child = Path("/proc", pid.read_text(), "stat")
-        process.send_signal(number)
-        output, errors = process.communicate(timeout=60)
+        with pytest.raises(KeyboardInterrupt):
+            gpu_check._interrupt(signal.SIGTERM, None)
+        assert {signal.getsignal(number) for number in before} == {signal.SIG_IGN}
+        os.kill(os.getpid(), signal.SIGTERM)
     finally:
-        process.kill()
-    assert process.returncode == 2 and not errors  # nothing was checked
-    assert "NOT COVERED: the driver: GPUs, their identity, memory (interrupted)" in output.splitlines()
-    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_machine_is_looked_at(number: signal.Signals, hanging: Any) -> None:
+    assert hanging("").ended(number) == (2, [], "The GPU checks cannot run: interrupted.\n")
+
+
+def test_a_signal_that_is_to_be_ignored_ends_nothing(hanging: Any) -> None:
+    """As nohup has it."""
+    made = hanging(ignored=[signal.SIGHUP])
+    made.process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        made.process.wait(0.5)
+    assert made.ended(signal.SIGTERM)[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -352,6 +417,102 @@ def test_the_door() -> None:
     for last in (("--list", sys.executable), ("--minutes", "5", sys.executable, "--list")):
         assert run_door(*last).returncode == 0
     assert run_door(sys.executable, sys.executable).returncode == 2
+
+
+class Broken:
+    """Says some lines, and then nobody reads any more."""
+
+    def __init__(self, lines: int) -> None:
+        self.said: list[str] = []
+        self._lines = lines
+
+    def __call__(self, line: str) -> None:
+        if len(self.said) == self._lines:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        self.said.append(line)
+
+
+@pytest.mark.parametrize(
+    ("lines", "actions", "status"),
+    [(0, [GOOD], 2), (1, [GOOD], 2), (2, [GOOD] * 2, 3), (3, [GOOD, FAILING], 1), (3, [GOOD] * 2, 0)],
+)
+def test_what_nobody_reads_is_not_called_right(
+    lines: int, actions: list[str], status: int, pretend: Any, gpu_check: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with `| head -1`: the status tells what is known, and a sentence that not all was said."""
+    monkeypatch.setattr(gpu_check, "say", Broken(lines))
+    found, said = pretend({str(index): action for index, action in enumerate(actions)})
+    assert said[-1] == "The GPU checks cannot say what they found: Broken pipe."
+    assert found == status
+
+
+@pytest.mark.parametrize("place", ["/dev/full", "a closed pipe"])
+def test_no_room_for_the_output(place: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe, Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [ROOT / "scripts" / "gpu_check.sh", sys.executable, "--list"],
+            stdout=full if place == "/dev/full" else pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    why = "No space left on device" if place == "/dev/full" else "Broken pipe"
+    assert (ended.returncode, ended.stderr) == (2, f"The GPU checks cannot run: {why}.\n")
+
+
+def test_no_folder_for_temporary_files(pretend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    status, lines = pretend({"one": GOOD})
+    assert (status, lines) == (
+        2,
+        ["The GPU checks cannot run: No usable temporary directory found in ['/tmp']."],
+    )
+
+
+def test_packages_that_were_brought_over_are_found(tmp_path: Path) -> None:
+    """Beside the caller, where a wheel was unpacked."""
+    package = tmp_path / "gpu" / "onnxruntime"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('the one that was unpacked')")
+    environment = {**os.environ, "PYTHONPATH": "gpu"}
+    ended = run_door(sys.executable, cwd=tmp_path, env=environment)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("The GPU checks cannot run: the one that was unpacked: ")
+
+
+def pretended(folder: Path, text: str, name: str = "python") -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(("version", "old"), [("2.7", True), ("3.9", True), ("3.10", False), ("3.14", False)])
+def test_a_python_that_is_too_old(version: str, old: bool, tmp_path: Path) -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    assert 'requires-python = ">=3.10"' in project
+    ended = run_door(str(pretended(tmp_path, f'[ "$1" != -c ] || echo python {version}')))
+    words = (
+        f"The GPU checks cannot run: {tmp_path}/python is python {version}, but shardrun needs Python 3.10 "
+    )
+    assert (ended.returncode, ended.stderr) == ((2, f"{words}or newer\n") if old else (0, ""))
+
+
+def test_what_is_no_python_and_never_ends(tmp_path: Path) -> None:
+    limit = pretended(tmp_path, 'shift\nexec /usr/bin/timeout 1 "$@"', "timeout")
+    assert limit.exists()
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path}
+    ended = run_door(str(pretended(tmp_path, "exec sleep 600")), env=environment)
+    assert ended.returncode == 2 and "does not run as Python" in ended.stderr
+    ended = run_door(str(pretended(tmp_path, "cat")), input="python 3.11\n", env=environment)
+    assert ended.returncode == 2 and "does not run as Python" in ended.stderr
 
 
 @pytest.mark.parametrize("python", ["/bin/true", "/", "test"])

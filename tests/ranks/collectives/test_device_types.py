@@ -11,8 +11,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from ranks.collectives import arrays  # noqa: E402
+from ranks.collectives.buffers import HostMemory  # noqa: E402
 from ranks.collectives.mpi import MpiCommunicator  # noqa: E402
 from ranks.collectives.torch.distributed import GlooCommunicator  # noqa: E402
+from ranks.collectives.torch.staged import on_device  # noqa: E402
 from ranks.collectives.torch.types import by_element  # noqa: E402
 from ranks.common.tensors import ELEMENT_TYPES, element_dtype  # noqa: E402
 from ranks.errors import CollectiveError  # noqa: E402
@@ -127,6 +129,8 @@ def test_no_send_counts_as_kept() -> None:
 
     def work(world: FakeCommunicator) -> list[int]:
         whole = on_threads(world)
+        # By way of the host a message waits where the host's do.
+        assert on_device(world, HostMemory(world)).sends_kept == world.sends_kept > 0
         return [one.sends_kept for one in (whole, whole.split(((0, 1),)), whole.split(((0,), (1,))))]
 
     assert on_ranks(SIZE, work) == [[0, 0, 0]] * SIZE
