@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -11,13 +10,12 @@ from pathlib import Path
 
 from launcher.errors import ConfigError
 from launcher.job.places.host_list import read_hostfile
-from ranks.common import sources
+from ranks.common import nodes, sources
 from ranks.identity.identity import identify, in_slurm_step
 from sharding.common.bounds import MAX_RANKS
 from sharding.common.ranges import expand_counts
 from sharding.common.text import shortened
 
-_NODE = re.compile(r"([^\[\],]*)\[([^\]]*)\]|([^\[\],]+)")
 _NUMBER = re.compile(r"0*[1-9]\d{0,5}", re.ASCII)
 """Of ranks, above 0."""
 
@@ -43,17 +41,17 @@ def find(environ: Mapping[str, str] = os.environ) -> Allocation | None:
 
 def of_slurm(environ: Mapping[str, str]) -> Allocation | None:
     """What Slurm says of a job, in its script, in a shell of ``salloc``, or to ``salloc``'s command."""
-    nodes = environ.get(sources.SLURM_JOB_NODELIST) or environ.get(sources.SLURM_NODELIST)
+    listed = environ.get(sources.SLURM_JOB_NODELIST) or environ.get(sources.SLURM_NODELIST)
     number = environ.get(sources.SLURM_JOB_ID)
-    if not nodes or not number:
+    if not listed or not number:
         return None
-    names = list(expand(nodes))
+    names = list(expand(listed))
     per_node = environ.get(sources.SLURM_TASKS_PER_NODE)
     counts = _counts(per_node, sources.SLURM_TASKS_PER_NODE) if per_node else [1] * len(names)
     if len(counts) != len(names):
         raise ConfigError(
             f"SLURM_TASKS_PER_NODE ({shortened(per_node or '', 80)}) counts {len(counts)} nodes, but "
-            f"SLURM_JOB_NODELIST ({shortened(nodes, 80)}) has {len(names)}: give the hosts with --hosts"
+            f"SLURM_JOB_NODELIST ({shortened(listed, 80)}) has {len(names)}: give the hosts with --hosts"
         )
     tasks = environ.get(sources.SLURM_NTASKS) or environ.get(sources.SLURM_NPROCS) or ""
     # Where no number of tasks was asked for, the counts are those of processors.
@@ -93,50 +91,11 @@ def _of_file(name: str, file: str) -> Allocation:
 
 
 def expand(text: str) -> Iterator[str]:
-    """The nodes of Slurm's compressed list: ``a[1-3,07],b2``. Raises `ConfigError`."""
-    made = 0
-    for item in _split(text):
-        # Counted before they are made: a few brackets can stand for more names than memory holds.
-        parts, count = [], 1
-        for found in _NODE.finditer(item):
-            if found[3] is not None:
-                parts.append([found[3]])
-                continue
-            numbers = list(itertools.islice(_numbers(found[2], text), MAX_RANKS + 1))
-            count *= len(numbers)
-            if made + count > MAX_RANKS:
-                raise _unreadable(text)
-            parts += [[found[1]], numbers]
-        made += count
-        if made > MAX_RANKS or not parts:
-            raise _unreadable(text)
-        yield from map("".join, itertools.product(*parts))
-
-
-def _split(text: str) -> Iterator[str]:
-    """The parts between commas that stand outside brackets."""
-    depth, start = 0, 0
-    for at, sign in enumerate(f"{text},"):
-        depth += {"[": 1, "]": -1}.get(sign, 0)
-        if depth not in {0, 1}:
-            raise _unreadable(text)
-        if sign == "," and depth == 0:
-            yield text[start:at].strip()
-            start = at + 1
-    if depth:
-        raise _unreadable(text)
-
-
-def _numbers(text: str, whole: str) -> Iterator[str]:
-    for part in text.split(","):
-        first, hyphen, last = part.partition("-")
-        last = last if hyphen else first
-        if not (first.isdecimal() and last.isdecimal() and len(last) <= 9 and len(first) <= 9):
-            raise _unreadable(whole)
-        if not 0 <= int(last) - int(first) < MAX_RANKS:
-            raise _unreadable(whole)
-        for number in range(int(first), int(last) + 1):
-            yield str(number).zfill(len(first))
+    """The nodes of Slurm's compressed list. Raises `ConfigError`."""
+    try:
+        yield from nodes.expand(text)
+    except ValueError:
+        raise _unreadable(text) from None
 
 
 def _unreadable(text: str) -> ConfigError:

@@ -17,6 +17,7 @@ from launcher.submission.mpi import kind_of_mpi
 from launcher.submission.options import SUBMIT, SubmitOptions, written_time
 from launcher.submission.tails import FileTail
 from ranks.common import sources
+from ranks.identity.meeting import FIRST_PORT, PORTS
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./&|*~^()\[\]-]+", re.ASCII)
 _FIELD = re.compile(r"(?:^| )(JobState|Reason|ExitCode)=(\S+)")
@@ -39,7 +40,6 @@ _UNKNOWN = "Invalid job id"
 _LONGEST_NAME = 200
 """Bytes of the log's name; file systems take 255, with the number and the ending."""
 _NO_LOG = 53  # what Slurm says in the place of a signal
-_PORTS, _FIRST_PORT = 10000, 20000  # below those that the system gives away by itself
 
 SCRIPT = """\
 #!/bin/bash
@@ -118,8 +118,8 @@ class Slurm(JobSystem):
         return SCRIPT.format(
             directives="".join(f"#SBATCH {text}\n" for text in _directives(submission)),
             setup=f"{made}\n\n" if made else "",
-            first=_FIRST_PORT,
-            ports=_PORTS,
+            first=FIRST_PORT,
+            ports=PORTS,
             signals="\n".join(
                 f'      "srun: error: "*": task"*": {text}"*) code={128 + number} ;;'
                 for number, text in _SIGNALS.items()

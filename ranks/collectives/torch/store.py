@@ -1,4 +1,4 @@
-"""Where ranks of several hosts meet: the store of torch at MASTER_ADDR and MASTER_PORT."""
+"""Where ranks of several hosts meet: the store of torch at rank 0's address."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from types import ModuleType
 from ranks.collectives.torch.protocols import Store
 from ranks.common import sources
 from ranks.errors import CollectiveError, CollectiveTimeoutError
+from ranks.identity.meeting import meeting_place
 from ranks.identity.place import Identity
 from sharding.importers import torch_import
 
@@ -31,7 +32,7 @@ def remote_store(identity: Identity, timeout: float) -> Store:
     Raises `CollectiveError` where the environment does not say where it is or another program has the port,
     and `CollectiveTimeoutError` where not all ranks come within ``timeout`` seconds.
     """
-    address, port = (os.environ.get(name, "").strip() for name in (sources.MASTER_ADDR, sources.MASTER_PORT))
+    address, port = meeting_place(identity)
     dist: ModuleType = torch_import.load("torch.distributed")
     if not address or not port:
         places = ((sources.MASTER_ADDR, address), (sources.MASTER_PORT, port))

@@ -71,7 +71,6 @@ def test_the_table_of_plugins(slurm: Cluster, plugin: str) -> None:
     done = slurm.run(
         *("run", slurm.slices, "--timeout", "30"),
         before=("srun", "--nodes=2", "--ntasks=2", f"--mpi={plugin}", "--kill-on-bad-exit=1"),
-        MASTER_ADDR=NAMES[0], MASTER_PORT="29555",
     )  # fmt: skip
     if plugin == "pmi2":
         assert done.returncode != 0 and "made a world of 1" in done.stderr
