@@ -177,20 +177,26 @@ class Session:
         Raises `ShardrunError` where that is no length of this session, or where the model's state has no
         positions to forget, as that of a recurrent model."""
         self._check_open()
-        if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= self.length:
+        known = not isinstance(length, bool) and isinstance(length, int) and 0 <= length <= self.length
+        if self._known.replaced and not (known and length in {0, self.length}):
+            raise ShardrunError(
+                f"This session cannot be rewound to {length!r}{self._reached}: each step replaces the state "
+                f"{self._known.replaced[0]!r}. Fork the session before what may have to be undone, or rewind "
+                "to 0."
+            )
+        if not known:
             raise ShardrunError(
                 f"A session of {self.length} positions cannot be rewound to {length!r}: give 0 to "
                 f"{self.length}."
             )
-        if self._known.replaced and length not in {0, self.length}:
-            raise ShardrunError(
-                f"This session cannot be rewound to {length} of {self.length} positions: each step replaces "
-                f"the state {self._known.replaced[0]!r}. Fork the session before what may have to be undone, "
-                "or rewind to 0."
-            )
         self._host.change("rewind", self._number, length=length)
         self.length = length
         self._begun = self._begun and length > 0
+
+    @property
+    def _reached(self) -> str:
+        """Of how many positions, where steps count any: frames of a streaming model are none."""
+        return f" of {self.length} positions" if self.length else ""
 
     def fork(self) -> Session:
         """Another session that has read the same, and goes its own way from here on."""

@@ -262,6 +262,7 @@ class Planner:
             demanded=demanded,
             memory=self.options.memory,
             measured=self.measured,
+            asked=self.options.state,
         )
         plan = _describe(self.source, graph, choices, mesh, stages)
         if world > 1 and not self.options.allow_replicated and not _splits_something(plan):

@@ -15,7 +15,7 @@ import pytest
 
 import sharding
 from sharding.demands.options import SliceOptions
-from sharding.errors import OptionError
+from sharding.errors import OptionError, SliceError
 from sharding.planning.plan import Plan, plan_model
 from sharding.slices.mesh import parse_mesh
 from sharding.slices.state import LOGITS_FROM
@@ -272,19 +272,37 @@ def test_meshes(tmp_path: Path, mesh: str) -> None:
     assert sorted(layer for held in layers for layer in held) == ["0", "1", "2"]
 
 
-def test_a_state_that_no_stage_can_hold_is_fed_as_any_input(tmp_path: Path) -> None:
-    """It is read in the first layer, and written in the last: no cut leaves it whole."""
-    text = """
-    far (float[b, 16] x, float[b, 16] state) => (float[b, 16] y, float[b, 16] stateN) {
+def _far(path: Path, near: str = "", made: str = "") -> Path:
+    """``near``: what the first layer reads and gives beside; ``made``: the name of that output."""
+    text = f"""
+    far (float[b, 16] x, float[b, 16] state{near}) => (float[b, 16] y, float[b, 16] stateN{made}) {{
       a = Add(x, state)
       b1 = MatMul(a, w1)
       c = Relu(b1)
+      {"first_out = Add(first, c)" if near else ""}
       d = MatMul(c, w2)
       y = Neg(c)
       stateN = Relu(d)
-    }
+    }}
     """
-    model = graphs.save(tmp_path / "far.onnx", text, {"w1": array(16, 16), "w2": array(16, 16)})
+    return graphs.save(path, text, {"w1": array(16, 16), "w2": array(16, 16)})
+
+
+def test_a_state_that_is_asked_for_is_kept_or_refused(tmp_path: Path) -> None:
+    """Those that the graph alone says give way before it."""
+    model = _far(tmp_path / "far.onnx", ", float[b, 16] first", ", float[b, 16] first_out")
+
+    def plan(**state: str) -> Plan:
+        return plan_model(model, 2, options=SliceOptions(strategy="pipeline", state=state))
+
+    assert [pair.input for pair in plan(first="first_out").state] == ["first"]
+    with pytest.raises(SliceError, match=r"no cut into 2 pipeline stages .*`--state state=stateN` asks"):
+        plan(state="stateN", first="first_out")
+
+
+def test_a_state_that_no_stage_can_hold_is_fed_as_any_input(tmp_path: Path) -> None:
+    """It is read in the first layer, and written in the last: no cut leaves it whole."""
+    model = _far(tmp_path / "far.onnx")
     assert len(plan_model(model, 2).state) == 1
     plan = plan_model(model, 2, options=SliceOptions(strategy="pipeline"))
     assert plan.state == () and plan.pipeline.count == 2
