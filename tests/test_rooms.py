@@ -204,8 +204,8 @@ REGISTRIES = {
     "sharding.importers.mindir.primitives.base.PRIMITIVES",
     "ranks.common.pulse.PLACES",
 }
-"""Variables of modules that functions change: only decorators do (and classes that are made), while modules
-are imported."""
+"""Variables of modules that functions change: only decorators do, and classes that are made, while
+modules are imported."""
 CHANGES = {
     *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove"),
     *("setdefault", "update"),

@@ -160,8 +160,8 @@ class Options:
     )
     hang_timeout: float | None = described(
         Seconds(), RANKS,
-        "how long a rank that is waited for may be stopped, or give no sign of life (default: 60, or "
-        "--timeout where that is less)",
+        "how long a rank that is waited for may be stopped, stand still, or give no sign of life (default: "
+        "60, or --timeout where that is less)",
         "SECONDS",
     )  # fmt: skip
     log_dir: Path | None = described(

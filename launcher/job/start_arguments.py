@@ -58,7 +58,7 @@ class StartArguments(RankArguments, total=False):
     rank_table: str | os.PathLike[str] | RankTable | None
     """On which hosts and devices they run."""
     hang_timeout: float | None
-    """Seconds for which a rank that is waited for may be stopped or give no sign of life (60)."""
+    """Seconds for which a rank that is waited for may be stopped, stand still or be silent (60)."""
     environment: Mapping[str, str] | None
     """More variables for the ranks."""
     precision: Asked | None

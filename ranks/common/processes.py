@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 _STAT_BYTES = 4096
 _NANO = 1e-9
+_AWAITED = (b"_write", b"request_wait_answer")
+"""Parts of names of the kernel's functions in which a thread waits for whoever reads what it writes, and for
+a file system that is a program."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,12 @@ def is_stopped(pid: int) -> bool:
 
 def spent_by_threads(working: Collection[int | None], but: Collection[int | None]) -> tuple[float, bool]:
     """Seconds for which threads of this process have run, all together, and those that are ``working`` also
-    for which they were ready to and got no processor; and whether one of them waits for a disk now (or for
-    memory that lies on one). ``but``: the numbers of those that do not count.
+    for which they were ready to and got no processor; and whether one of them waits now for a disk (or for
+    memory that lies on one), or for who reads what it writes. ``but``: numbers of those that do not count.
 
     A library's thread that wakes up now and then, as they do, is ready all the time on a crowded machine.
     """
-    seconds, on_disk = 0.0, False
+    seconds, waits = 0.0, False
     with contextlib.suppress(OSError):
         for thread in os.scandir("/proc/self/task"):
             number = int(thread.name)
@@ -60,13 +63,16 @@ def spent_by_threads(working: Collection[int | None], but: Collection[int | None
             with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
                 text = _text(f"{thread.path}/stat")
                 state, *fields = text[text.rindex(b")") + 2 :].split()
-                on_disk = on_disk or state == b"D"
+                waits = waits or state == b"D"
+                if number in working and state == b"S":
+                    place = _text(f"{thread.path}/wchan")
+                    waits = waits or any(name in place for name in _AWAITED)
                 try:
                     run, ready = _text(f"{thread.path}/schedstat").split()[:2]
                     seconds += (int(run) + (int(ready) if number in working else 0)) * _NANO
                 except OSError:  # a kernel without
                     seconds += (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")
-    return seconds, on_disk
+    return seconds, waits
 
 
 def _text(path: str) -> bytes:

@@ -8,6 +8,7 @@ launcher, is no rank that hangs: whoever it waits for is looked at.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -69,14 +70,19 @@ class Pulse:
         # Threads of Python's that do something else, such as this one, do not count; those of libraries do.
         numbers: dict[bool, set[int | None]] = {True: set(), False: set()}
         for one in threading.enumerate():
-            numbers[one.ident in working].add(one.native_id)
-        spent, on_disk = spent_by_threads(numbers[True], numbers[False])
+            numbers[one.ident in working].add(kernel_number(one))
+        spent, waits = spent_by_threads(numbers[True], numbers[False])
         known, self._known = self._known, (working, now, spent)
-        if known is None or known[0] != working or on_disk:
+        if known is None or known[0] != working or waits:
             return Beat(moves=True)
         took, gained = now - known[1], spent - known[2]
         still = 0.0 <= gained < MOVES * took  # less than nothing: a thread has ended
         return Beat(still=still, moves=not still)
+
+
+def kernel_number(thread: threading.Thread) -> int | None:
+    """What the kernel calls a thread. (In a forked child Python keeps the number of the parent's.)"""
+    return os.getpid() if thread is threading.main_thread() else thread.native_id
 
 
 def _working() -> frozenset[int]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -112,9 +114,32 @@ def test_time_of_threads() -> None:
         assert processes.spent_by_threads((), own)[0] - without < 0.3
 
 
+@pytest.mark.skipif(
+    not Path("/proc/self/wchan").is_file(), reason="this kernel does not say where threads wait"
+)
+def test_one_whose_output_nobody_reads_does_not() -> None:
+    reader, writer = os.pipe()
+    with thread(working, lambda over: [os.write(writer, b"x" * (1 << 20)), os.close(writer)]):
+        try:
+            assert beats(Pulse()) == [MOVES] * 4
+        finally:
+            while os.read(reader, 1 << 20):
+                pass
+            os.close(reader)
+
+
 def test_another_thread_of_python_does_not_count() -> None:
     with thread(working, rest), thread(lambda do: do(), compute):
         assert beats(Pulse())[1:] == [STILL] * 3
+
+
+def test_numbers_of_threads_in_a_forked_child() -> None:
+    """As a rank of another host is."""
+    if child := os.fork():
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert pulse.kernel_number(threading.main_thread()) == threading.main_thread().native_id
+        return
+    os._exit(int(pulse.kernel_number(threading.main_thread()) != threading.get_native_id()))
 
 
 def test_every_collective_of_every_backend_is_a_wait() -> None:
