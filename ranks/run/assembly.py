@@ -104,7 +104,7 @@ def assemble(
         if plan.point_to_point:
             peers = handshake.peers(part, world.rank, world.size)
             mail = Mail(exchange, memory, peers, plan.mail, announced=part is not None)
-    programs = _Programs(file, config, memory, group, mail, weights, total=_sessions(plan))
+    programs = _Programs(file, config, memory, group, mail, weights, total=plan.sessions)
     builder, program = programs.make(plan)
     inputs = [_spec(name, builder.named(name)) for name in plan.inputs]
     outputs = [_spec(name, builder.named(name)) for name in plan.outputs]
@@ -177,12 +177,6 @@ def _agreed(  # noqa: PLR0917 - what `assemble` was given
     if why is not None:
         raise ModelError(f"{file}: {why}")
     return plan
-
-
-def _sessions(plan: Cut) -> int:
-    """How many sessions a cut takes, those of the bodies in it too."""
-    bodies = (body for controls in plan.controls for control in controls for body in control.bodies)
-    return sum(bool(segment.outputs) for segment in plan.segments) + sum(map(_sessions, bodies))
 
 
 def whole_shapes(
