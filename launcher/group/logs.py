@@ -83,7 +83,7 @@ class LogFiles:
             "hosts": [device.host for device in table.devices] if table else [here] * job.world_size,
             "program": words_without_secrets(program),
             "python": sys.version.split()[0],
-            "versions": _versions(),
+            "versions": versions(),
             "environment": without_secrets({**os.environ, **environment}),
         }
         # Whoever may not look at a process's environment may not read it here.
@@ -134,7 +134,8 @@ def opened(
     return shown, files
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Those of this project and of what it computes and talks with, as far as they are installed."""
     found = {}
     for name in ("shardrun", "onnxruntime", "onnxruntime-gpu", "onnx", "numpy", "torch", "mpi4py"):
         with contextlib.suppress(PackageNotFoundError):

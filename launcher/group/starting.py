@@ -18,6 +18,7 @@ from launcher.job.rank_table import make_rank_table
 from launcher.job.start_arguments import Start, StartArguments, check_count, rank_environment
 from launcher.starters import base
 from ranks.common import settings
+from ranks.identity.binding import apart
 from ranks.identity.told import NOTHING, Told
 from ranks.talk.frame import Kind
 
@@ -129,7 +130,14 @@ def _told(table: RankTable | None, copies: Mapping[int, str]) -> list[Told]:
     """What each rank is told of its place; nothing where there is nothing to tell."""
     if table is None:
         return []
-    found = [Told(device.cores, device.interface, copies.get(device.rank, "")) for device in table.devices]
+    alone: dict[int, bool] = {}
+    for there in table.hosts.values():
+        cores = apart([device.cores for device in there])
+        alone |= {device.rank: own for device, own in zip(there, cores, strict=True)}
+    found = [
+        Told(device.cores, device.interface, alone[device.rank], copies.get(device.rank, ""))
+        for device in table.devices
+    ]
     return found if any(told != NOTHING for told in found) else []
 
 

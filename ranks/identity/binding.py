@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -43,13 +44,24 @@ def bind(identity: Identity, told: Told = NOTHING, root: Path = Path("/")) -> No
     nodes = nodes_of(os.sched_getaffinity(0), root)
     if told.cores and not asked:
         _bind_to(told.cores, nodes, f"the rank table has the cores {told.cores} for rank {identity.rank}")
+        if told.alone:
+            os.environ[BOUND.name] = "1"
         return
     if not asked and (size == 1 or sum(map(len, nodes)) < size):
         return
     found = share(nodes, identity.local_rank, size, asked)
     os.sched_setaffinity(0, found)
-    if asked != "numa" or len(nodes) >= size:
+    lists = asked.split("/")
+    if len(nodes) >= size if asked == "numa" else len(lists) == 1 or apart(lists)[identity.local_rank]:
         os.environ[BOUND.name] = "1"
+
+
+def apart(lists: Sequence[str]) -> list[bool]:
+    """Whether the cores in each of these lists, of the ranks of one host, are in no other one; "" stands for
+    all cores."""
+    found = [frozenset(parse_ranges(text) or ()) for text in lists]
+    count = Counter(core for own in found for core in own)
+    return [all(found) and all(count[core] == 1 for core in own) for own in found]
 
 
 def _bind_to(cores: str, nodes: Sequence[Sequence[Core]], why: str) -> None:
@@ -93,9 +105,10 @@ def share(nodes: Sequence[Sequence[Core]], place: int, size: int, asked: str = "
         nodes = [kept for node in nodes if (kept := [core & wanted for core in node if core & wanted])]
     count = sum(map(len, nodes))
     if count < size:
+        there = "is 1 core" if count == 1 else f"are {count} cores"
         raise IdentityError(
-            f"--bind {asked}: {size} ranks are on this host, but there are {count} cores for them: use fewer "
-            "ranks here, or --bind none"
+            f"--bind {asked}: {size} ranks are on this host, but there {there} for them: use fewer ranks "
+            "here, or --bind none"
         )
     return {cpu for core in _cores_of(nodes, place, size) for cpu in core}
 

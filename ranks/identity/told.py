@@ -10,17 +10,19 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Told:
     """ "" where nothing is said. ``cores`` and ``interface``: the processors to run on, and the network
-    interface to reach other hosts by, as a rank table has them; ``copy``: the key of the model's copy in the
-    cache of the rank's host."""
+    interface to reach other hosts by, as a rank table has them; ``alone``: whether no other rank of the job
+    runs on these processors; ``copy``: the key of the model's copy in the cache of the rank's host."""
 
     cores: str = ""
     interface: str = ""
+    alone: bool = False
     copy: str = ""
 
     @classmethod
     def of(cls, fields: Mapping[str, object]) -> Told:
         """From the fields of a message."""
-        return cls(*(str(fields.get(name, "")) for name in cls.__dataclass_fields__))
+        cores, interface, copy = (str(fields.get(name, "")) for name in ("cores", "interface", "copy"))
+        return cls(cores, interface, fields.get("alone") is True, copy)
 
 
 NOTHING = Told()

@@ -344,17 +344,19 @@ def _is_ip(text: str) -> bool:
     return True
 
 
-_NUMBERS = {"device_id", "rank_id", "super_device_id"}
+_NUMBERS = {"device_id", "rank_id"}
 
 
 class _Device(TypedDict, total=False):
     device_id: int | str
     rank_id: int | str
     super_device_id: int | str
+    cores: int | str
 
 
-class _Server(TypedDict):
+class _Server(TypedDict, total=False):
     device: list[_Device]
+    interface: int | str
 
 
 class _Table(TypedDict):
@@ -369,9 +371,14 @@ def _convert(document: dict[str, object], kind: type[int] | type[str]) -> dict[s
     """A copy of the document with the numbers of known keys as ``kind``."""
     result = cast("_Table", copy.deepcopy(document))  # it was checked
     result["version"] = str(result["version"])
+    numbers = _NUMBERS | ({"super_device_id"} if result["version"] == super_pods.VERSION else set())
     result["server_count"] = kind(result["server_count"])
     for server in result["server_list"]:
+        if "interface" in server:  # YAML reads some texts as numbers
+            server["interface"] = str(server["interface"])
         for device in server["device"]:
-            for key in _NUMBERS & device.keys():
+            if "cores" in device:
+                device["cores"] = str(device["cores"])
+            for key in numbers & device.keys():
                 device[key] = kind(device[key])  # type: ignore[literal-required]  # one that is there
     return cast("dict[str, object]", result)

@@ -1,18 +1,25 @@
-"""The hosts of a rank table: whether ssh reaches them without a question, and their clocks."""
+"""The hosts of a rank table: whether ssh reaches them without a question, their clocks, whether they have the
+same versions, and what they lack."""
 
 from __future__ import annotations
 
+import functools
+import json
 import shlex
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, cast
 
+from launcher.checkup import far
 from launcher.checkup.base import Asked, Check, Finding
 from launcher.common.programs import ask, last_line
 from launcher.job.places.hosts import is_here
 from launcher.starters.environment import clean, python_path, python_there
+
+if TYPE_CHECKING:
+    from launcher.checkup.far import Far
 
 CONNECT_SECONDS = 5
 _APART = 2.0
@@ -27,38 +34,72 @@ def _run(asked: Asked) -> Iterator[Finding]:
     if not hosts:
         yield Finding("ok", "the rank table has this machine only")
         return
+    ours = far.here()["versions"]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        yield from pool.map(_look, hosts)
+        for found in pool.map(functools.partial(_look, ours), hosts):
+            yield from found
 
 
-def _look(host: str) -> Finding:
-    python = shlex.join(python_there(python_path(clean()), "-c", "import ranks.boot"))
-    there = f"date +%s.%N; uname -n; {python} && echo shardrun"
+def _look(ours: Mapping[str, str], host: str) -> list[Finding]:
+    python = shlex.join(python_there(python_path(clean()), "-m", far.__name__))
+    there = f"date +%s.%N; uname -n; {python}"
     options = ("-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}")
     began = time.time()
     try:
         done = ask("ssh", *options, "--", host, there)
     except FileNotFoundError:
-        return Finding("fail", f"{host}: there is no ssh here", "install an ssh client")
+        return [Finding("fail", f"{host}: there is no ssh here", "install an ssh client")]
     except OSError as error:
-        return Finding("fail", f"{host}: {error}", f"see that `ssh {host}` connects without a question")
+        return [Finding("fail", f"{host}: {error}", f"see that `ssh {host}` connects without a question")]
     middle = (began + time.time()) / 2
     lines = done.stdout.splitlines()
     if len(lines) < 2:
         advice = f"see that `ssh {host}` connects without a question: keys, known_hosts, and sshd there"
-        return Finding("fail", f"{host}: {last_line(done)}", advice)
-    return _judge(host, done, lines, middle, (time.time() - began) / 2)
+        return [Finding("fail", f"{host}: {last_line(done)}", advice)]
+    said = _read(lines[-1])
+    if said is None:
+        return [
+            Finding(
+                "fail", f"{host} ({lines[1]}): {sys.executable} there has no shardrun ({last_line(done)})",
+                "install shardrun at the same place on every host, or share the file system",
+            )
+        ]  # fmt: skip
+    return [
+        _judge(host, lines, middle, (time.time() - began) / 2),
+        *_of_versions(host, ours, said["versions"]),
+        *(
+            Finding("fail" if level == "fail" else "warn", f"{host}: {title}: {what}", advice)
+            for title, level, what, advice in said["problems"]
+        ),
+    ]
 
 
-def _judge(
-    host: str, done: subprocess.CompletedProcess[str], lines: list[str], middle: float, unsure: float
-) -> Finding:
+def _read(line: str) -> Far | None:
+    """What a host said of itself; None where that is something else."""
+    try:
+        found = json.loads(line)
+        versions = {str(name): str(text) for name, text in found["versions"].items()}
+        problems = [
+            tuple(map(str, (title, level, what, advice))) for title, level, what, advice in found["problems"]
+        ]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return {"versions": versions, "problems": cast("list[tuple[str, str, str, str]]", problems)}
+
+
+def _of_versions(host: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[Finding]:
+    other = [
+        f"{name} {theirs.get(name, 'none')} (here {ours.get(name, 'none')})"
+        for name in dict.fromkeys((*ours, *theirs))
+        if theirs.get(name) != ours.get(name)
+    ]
+    if other:
+        advice = "install the same versions on every host"
+        yield Finding("warn", f"{host}: other versions there: {', '.join(other)}", advice)
+
+
+def _judge(host: str, lines: list[str], middle: float, unsure: float) -> Finding:
     """``middle``: when the host was asked, by the clock here, give or take ``unsure`` seconds."""
-    if lines[-1] != "shardrun":
-        return Finding(
-            "fail", f"{host} ({lines[1]}): {sys.executable} there has no shardrun ({last_line(done)})",
-            "install shardrun at the same place on every host, or share the file system",
-        )  # fmt: skip
     try:
         apart = float(lines[0]) - middle
     except ValueError:

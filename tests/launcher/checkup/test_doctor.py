@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import shlex
 import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from launcher.checkup import base
+from launcher.checkup import base, far
 from launcher.checkup.base import CHECKS, REGISTRY, Asked, Check, Finding
 from launcher.checkup.checks import cores, hosts, limits, memory, mpi, network
 from launcher.common import programs as asking
@@ -151,13 +156,46 @@ def ssh(programs: Programs, seconds: str, last: str) -> list[Finding]:
     return found("hosts", Asked(make_rank_table([("10.9.9.9", 1), ("10.9.9.8", 1)])))
 
 
+def says(problems: Sequence[Sequence[str]] = (), **versions: str) -> str:
+    """What a host's own look at itself prints."""
+    told = {"versions": {**far.here()["versions"], **versions}, "problems": problems}
+    return f"echo {shlex.quote(json.dumps(told))}"
+
+
+def test_what_other_hosts_lack(programs: Programs) -> None:
+    shown = [
+        "10.9.9.9: other versions there: numpy 0.1 (here " + far.here()["versions"]["numpy"] + ")",
+        "10.9.9.9: limits: open files 64",
+        "10.9.9.9: memory: /dev/shm: 1 MB",
+    ]
+    problems = [
+        ("limits", "warn", "open files 64", "`ulimit -n`"),
+        ("memory", "fail", "/dev/shm: 1 MB", "more"),
+    ]
+    first, *rest = ssh(programs, "+0", says(problems, numpy="0.1"))[:4]
+    assert first.level == "ok" and [one.what for one in rest] == shown
+    assert [one.level for one in rest] == ["warn", "warn", "fail"]
+    for odd in ("[]", '{"versions": 3, "problems": []}', '{"versions": {}, "problems": [[1]]}', "[" * 9000):
+        assert "has no shardrun" in ssh(programs, "+0", f"echo '{odd}'")[0].what
+
+
+def test_a_host_looks_at_itself() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", far.__name__], capture_output=True, text=True, timeout=60, check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)),
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert found["versions"]["numpy"] == np.__version__
+    assert ["limits", "fail", "open files 128"] in [problem[:3] for problem in found["problems"]]
+
+
 def test_hosts_and_their_clocks(programs: Programs) -> None:
-    assert ssh(programs, "+0", "echo shardrun") == [
+    assert ssh(programs, "+0", says()) == [
         Finding("ok", f"10.9.9.{host} (node7): ssh connects, and the clocks agree") for host in (9, 8)
     ]
-    ahead = ssh(programs, "+100", "echo shardrun")
+    ahead = ssh(programs, "+100", says())
     assert levels(ahead) == ["warn", "warn"] and "s ahead" in ahead[0].what and "100." in ahead[0].what
-    assert "s behind" in ssh(programs, "-100", "echo shardrun")[0].what
+    assert "s behind" in ssh(programs, "-100", says())[0].what
     here = found("hosts", Asked(make_rank_table([("127.0.0.1", 1), (os.uname().nodename, 1)])))
     assert here == [Finding("ok", "the rank table has this machine only")]
     absent = ssh(programs, "+0", "echo 'No module named ranks' >&2; exit 1")

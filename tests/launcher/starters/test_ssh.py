@@ -334,7 +334,8 @@ def test_a_name_that_nobody_knows() -> None:
 
 PLACE = """
 path = f"place_{rank}"
-open(path, "w").write(f"{sorted(os.sched_getaffinity(0))} {os.environ['GLOO_SOCKET_IFNAME']}")
+alone = os.environ.get("SHARDRUN_BOUND")
+open(path, "w").write(f"{sorted(os.sched_getaffinity(0))} {os.environ['GLOO_SOCKET_IFNAME']} {alone}")
 """
 
 
@@ -344,4 +345,7 @@ def test_what_a_table_says_of_thousands_of_ranks_is_in_no_variable(said: Path) -
     table = make_rank_table([("localhost", 2)], [",".join([str(core)] * 90_000)] * 2, "eth7")
     Path("script.py").write_text(f"import os\nrank = os.environ['RANK']\n{PLACE}")
     run_program(["exec", "script.py"], launcher="ssh", rank_table=table, timeout=SECONDS)
-    assert [Path(f"place_{rank}").read_text() for rank in range(2)] == [f"[{core}] eth7"] * 2
+    assert [Path(f"place_{rank}").read_text() for rank in range(2)] == [f"[{core}] eth7 None"] * 2
+    table = make_rank_table([("localhost", 1)], [str(core)], "eth7")
+    run_program(["exec", "script.py"], launcher="ssh", rank_table=table, timeout=SECONDS)
+    assert Path("place_0").read_text() == f"[{core}] eth7 1"

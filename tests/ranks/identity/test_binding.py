@@ -13,6 +13,7 @@ import pytest
 from ranks.errors import IdentityError
 from ranks.identity import binding
 from ranks.identity.place import Identity
+from ranks.identity.told import Told
 from ranks.sessions.session import default_threads
 from sharding.common import limits
 
@@ -79,7 +80,7 @@ def test_lists() -> None:
     ("asked", "size", "message"),
     [
         ("cores", 9, "9 ranks are on this host, but there are 8 cores for them"),
-        ("0", 2, "2 ranks are on this host, but there are 1 cores"),
+        ("0", 2, "2 ranks are on this host, but there is 1 core"),
         ("6-9", 1, "may use the cores 0-7, and not 8-9: choose among those"),
         ("0/1", 3, "has cores for 2 ranks, but 3 are on this host"),
     ],
@@ -127,6 +128,25 @@ def test_threads_of_a_bound_rank_are_its_cores(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     assert limits.share(2, bound=True, root=tmp_path) == 1  # the quota is of all ranks
     assert limits.share(1, bound=True, root=tmp_path) == 2
+
+
+def test_only_who_shares_no_core_has_them_alone(
+    affinity: list[set[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each of them would have threads for all."""
+    for asked, alone in (("0-1/2-3", True), ("0-1/1-3", False), ("0-3/0-3", False), ("0-3", True)):
+        monkeypatch.delenv("SHARDRUN_BOUND", raising=False)
+        monkeypatch.setenv("SHARDRUN_BIND", asked)
+        binding.bind(Identity(1, 2, 1, 2), root=tmp_path)
+        assert ("SHARDRUN_BOUND" in os.environ) == alone, asked
+    monkeypatch.delenv("SHARDRUN_BIND")
+    for told in (Told(cores="0", alone=True), Told(cores="0")):
+        monkeypatch.delenv("SHARDRUN_BOUND", raising=False)
+        binding.bind(Identity(1, 2, 1, 2), told, root=tmp_path)
+        assert ("SHARDRUN_BOUND" in os.environ) == told.alone
+    assert binding.apart(["0", "1", "2-3"]) == [True] * 3
+    assert binding.apart(["0", "1,5", "3-5"]) == [True, False, False]
+    assert binding.apart(["0", ""]) == [False, False]
 
 
 PLACED = """

@@ -71,6 +71,23 @@ def test_json_and_yaml_are_written_without_loss(tmp_path: Path) -> None:
     assert json.dumps(json.loads(from_yaml.to_json())) == json.dumps(TABLE)
 
 
+def test_what_yaml_reads_as_numbers_is_text_in_json(tmp_path: Path) -> None:
+    """One core, or an interface with a name of digits; and keys of another version stay what they are."""
+    (tmp_path / "t.yaml").write_text(
+        "version: '1.0'\nserver_count: 1\nstatus: completed\nserver_list:\n- server_id: a\n  interface: 7\n"
+        "  device: [{device_id: 0, rank_id: 0, cores: 3, super_device_id: '::1'}]\n"
+    )
+    table = load_rank_table(tmp_path / "t.yaml")
+    again = parse_rank_table(json.loads(table.to_json()), strings_only=True)
+    assert again.devices == table.devices and (again.devices[0].cores, again.devices[0].interface) == (
+        "3",
+        "7",
+    )
+    assert json.loads(table.to_json())["server_list"][0]["device"][0]["super_device_id"] == "::1"
+    (tmp_path / "again.yaml").write_text(table.to_yaml())
+    assert load_rank_table(tmp_path / "again.yaml").devices == table.devices
+
+
 def test_unquoted_version_in_yaml(tmp_path: Path) -> None:
     path = tmp_path / "table.yml"
     path.write_text(make_rank_table([("localhost", 1)]).to_yaml().replace("'1.0'", "1.0"))
