@@ -33,7 +33,6 @@ _DONE = {
 }
 """Slurm's states of a job that has ended, and what is said where its own exit does not."""
 _RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "SUSPENDED", "STOPPED"}
-_UNKNOWN = "Invalid job id"
 _NO_LOG = 53  # what Slurm says in the place of a signal
 _PORTS, _FIRST_PORT = 10000, 20000  # below those that the system gives away by itself
 
@@ -129,13 +128,8 @@ class Slurm(JobSystem):
 
     def status(self, number: str) -> Status:
         """See `JobSystem.status`; of an array, the worst of its jobs."""
-        done = self.ask("scontrol", "-o", "show", "job", number)
-        if done.returncode:
-            said = " ".join((done.stderr + done.stdout).split())
-            if _UNKNOWN in said:
-                return Status("unknown")
-            raise LaunchError(f"`scontrol show job {number}` failed ({said[:300]}).")
-        found = [_status(line) for line in done.stdout.splitlines() if line.strip()]
+        said = self.said_of("Invalid job id", "scontrol", "-o", "show", "job", number)
+        found = [_status(line) for line in (said or "").splitlines() if line.strip()]
         if not found:
             return Status("unknown")
         for phase in ("running", "waiting"):
