@@ -254,13 +254,11 @@ OF_LIBRARIES = {
     "ranks": "ONNX Runtime's telemetry is off, unless a user says otherwise",
     "ranks.boot": "a spawned rank starts with the environment made for it",
     "ranks.collectives.mpi": "an MPI library reads nothing else",
-    "ranks.collectives.torch.group": "torch reads nothing else; what was there is put back",
     "ranks.compat": "a script's children inherit where it runs",
     "launcher.commands.exec": "a script's children inherit its options",
     "launcher.starters.staging.receiver": "a process of another host has its job's settings",
-    "launcher.starters.ray_cluster": "Ray reads nothing else; what was there is put back",
     "ranks.identity.binding": "a script's children inherit its cores, and that no other rank has them",
-    "sharding.importers.torch_import": "torch reads nothing else; what was there is put back",
+    "sharding.common.variables": "torch and Ray read nothing else; what was there is put back",
     "ranks.common.settings": "what is for this process alone is taken away from those that it starts",
 }
 """Modules that write environment variables, and why."""

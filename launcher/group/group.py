@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, cast
 from launcher.common.report import warn_unsplit
 from launcher.errors import LaunchError
 from launcher.group.model import ReadyModel
+from launcher.group.ready import spec_of, stats_of
 from launcher.group.requests import Requests
 from launcher.group.starting import prepared
-from launcher.group.told import spec_of, stats_of
 from launcher.inspection.reference import refer
 from launcher.job.start_arguments import Start, StartArguments, count_ranks
 from ranks.cache.locks import Pin, keeping

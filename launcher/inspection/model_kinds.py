@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
-from sharding.common.placeholders import refuse_placeholder
 from sharding.errors import ModelError
+from sharding.onnx_files.placeholders import refuse_placeholder
 
 if TYPE_CHECKING:
     import onnx

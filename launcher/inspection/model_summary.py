@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from launcher.inspection.inspection import tensors_json, weights_json
 from sharding.graph.sizes import tensor_bytes
+from sharding.onnx_files.kinds import declared_shape
 from sharding.onnx_files.walk import nodes_in
 from sharding.slices.state import Tensor
 
@@ -101,17 +102,10 @@ def weights_of(model: onnx.ModelProto) -> tuple[tuple[str, str, tuple[int, ...],
 
 def tensor_of(value: onnx.ValueInfoProto) -> Tensor:
     """An input's or output's name, element type (or what it is, if no tensor) and shape."""
-
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         return value.name, (kind or "unknown").removesuffix("_type"), ()
-    tensor = value.type.tensor_type
-    if not tensor.HasField("shape"):
-        return value.name, _dtype(tensor.elem_type), None
-    shape = tuple(
-        axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None for axis in tensor.shape.dim
-    )
-    return value.name, _dtype(tensor.elem_type), shape
+    return value.name, _dtype(value.type.tensor_type.elem_type), declared_shape(value.type)
 
 
 def _weight(tensor: onnx.TensorProto) -> tuple[str, str, tuple[int, ...], int]:

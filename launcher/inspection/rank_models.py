@@ -171,12 +171,10 @@ def _weight(item: onnx.TensorProto) -> WeightEntry:
 
 def _tensor(item: onnx.ValueInfoProto) -> TensorEntry:
     from ranks.common.tensors import element_dtype
+    from sharding.onnx_files.kinds import declared_shape
     from sharding.slices.manifest import TensorEntry
 
     dtype = element_dtype(item.type.tensor_type.elem_type)
-    shape = tuple(
-        axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None
-        for axis in item.type.tensor_type.shape.dim
-    )
+    shape = declared_shape(item.type)
     kind = "string" if dtype.kind == "O" else dtype.name
-    return TensorEntry(item.name, kind, shape, not item.type.tensor_type.HasField("shape"))
+    return TensorEntry(item.name, kind, shape or (), shape is None)

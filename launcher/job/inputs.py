@@ -23,8 +23,8 @@ from launcher.errors import ConfigError, ShardrunError
 from launcher.inspection.signature import check_dims
 from ranks.common.tensors import as_text, is_extended, is_text
 from sharding.common.arrays import Array, DType
-from sharding.common.placeholders import placeholder
 from sharding.common.text import did_you_mean
+from sharding.onnx_files.placeholders import placeholder
 
 Read = TypeVar("Read")
 

@@ -21,6 +21,7 @@ from launcher.errors import LaunchError
 from launcher.job.rank_table import make_rank_table
 from ranks.common import sources
 from sharding.common.text import counted
+from sharding.common.variables import set_for_a_while
 
 if TYPE_CHECKING:
     from launcher.job.rank_table import RankTable
@@ -54,7 +55,7 @@ class Cluster:
         self._folder: str | None = None
         self._own = False
         self._loud: tuple[Any, Any] | None = None
-        with _set(_FOR_A_LOCAL_CLUSTER if address == "local" else {}), _handlers_kept():
+        with set_for_a_while(_FOR_A_LOCAL_CLUSTER if address == "local" else {}), _handlers_kept():
             self.ray = _import_ray()
             if self.ray.is_initialized():
                 return
@@ -137,21 +138,6 @@ def _probe(ray: Any, address: str) -> None:
             f"No Ray cluster answers at {address} ({problem.strerror or problem}): start it there "
             f"(ray start --head), or correct --ray-address or {sources.RAY_ADDRESS}."
         ) from None
-
-
-@contextlib.contextmanager
-def _set(variables: Mapping[str, str]) -> Iterator[None]:
-    """These in the environment, which is the only way to tell Ray."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -145,6 +145,17 @@ class JobSystem(ABC):
         except OSError as error:
             raise LaunchError(f"`{command[0]}` cannot be started: {error.strerror or error}.") from None
 
+    def said_of(self, unknown: str, *command: str) -> str | None:
+        """What one of its programs says of a job; None where it fails with the words of an ``unknown`` one.
+        Raises `LaunchError`."""
+        done = self.ask(*command)
+        if not done.returncode:
+            return done.stdout
+        said = " ".join((done.stderr + done.stdout).split())
+        if unknown in said:
+            return None
+        raise LaunchError(f"`{' '.join(command)}` failed ({said[:300]}).")
+
     def must(self, *command: str, given: str | None = None) -> str:
         """What one of its programs prints. Raises `LaunchError` with what it says where it fails."""
         done = self.ask(*command, given=given)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from launcher.errors import ConfigError
-from sharding.common.placeholders import placeholder
+from sharding.onnx_files.kinds import declared_shape
+from sharding.onnx_files.placeholders import placeholder
 
 if TYPE_CHECKING:
     import onnx
@@ -77,16 +78,13 @@ def _as_input(array: Array, value: onnx.ValueInfoProto, where: str) -> Array:
     fits = found == expected or (is_extended(expected) and found == np.float32)
     if expected.hasobject:
         fits = found == OBJECT or is_text(found)
-    lengths = [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
-    shaped = not kind.HasField("shape") or (
+    lengths = declared_shape(value.type)
+    shaped = lengths is None or (
         len(lengths) == array.ndim
-        and all(n is None or n == have for n, have in zip(lengths, array.shape, strict=True))
+        and all(not isinstance(n, int) or n == have for n, have in zip(lengths, array.shape, strict=True))
     )
     if not (fits and shaped):
-        shape = ", ".join(
-            dim.dim_param or "?" if n is None else str(n)
-            for n, dim in zip(lengths, kind.shape.dim, strict=True)
-        )
+        shape = ", ".join("?" if length is None else str(length) for length in lengths or ())
         name = "text" if expected.hasobject else str(expected)
         raise ConfigError(
             f"{where}: expected {name} [{shape}] for the input {value.name!r}, found {array.dtype} "

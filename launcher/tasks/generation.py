@@ -23,8 +23,8 @@ from launcher.generation.sample import Completion, Done, Token
 from launcher.generation.stateful import Program, program_of
 from launcher.generation.streams import Stream
 from launcher.job.model import opened, world_size
+from launcher.tasks.batched_prompts import Feeder, batch_of, timed
 from launcher.tasks.loading import alone, lead, start_group
-from launcher.tasks.many import Feeder, batch_of, timed
 from launcher.tasks.prompts import Prompt, Prompts
 from sharding.common.text import counted, printable
 

@@ -87,7 +87,7 @@ def run_group(job: Job, show: Show = "table") -> None:
         key = reference_key(job, source)
         if source is not None:
             check_signature(source, manifest.inputs, manifest.outputs, key)
-        from launcher.group.told import places
+        from launcher.group.ready import places
 
         began = time.perf_counter()
         size = human_bytes(sum(rank.weight_bytes for rank in manifest.ranks))

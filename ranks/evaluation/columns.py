@@ -21,7 +21,7 @@ from ranks.evaluation.errors import EvaluationError
 from ranks.evaluation.npy import MAX_HEADER, read_header
 from sharding.common.arrays import Array, DType
 from sharding.common.nearby import hint, shown
-from sharding.common.placeholders import placeholder
+from sharding.onnx_files.placeholders import placeholder
 
 
 @dataclass(frozen=True)

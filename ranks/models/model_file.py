@@ -15,8 +15,8 @@ from ranks.cache.locks import hold
 from ranks.common.tensors import Dim, element_dtype
 from ranks.errors import ModelError, ShardError
 from sharding.common.nearby import hint, shown
-from sharding.common.placeholders import refuse_placeholder
 from sharding.onnx_files.external import find_data, place_of
+from sharding.onnx_files.placeholders import refuse_placeholder
 from sharding.onnx_files.walk import nodes_in, tensors_in
 from sharding.slices.domains import MICROSOFT
 from sharding.slices.manifest import FILE_NAME, Manifest, read_manifest, verify_shard

@@ -32,6 +32,7 @@ from ranks.sessions.session import SessionConfig, at, create
 from ranks.state import parts
 from ranks.state.pairs import pairs_of
 from ranks.weights.shared import automatic
+from sharding.onnx_files.kinds import declared_shape
 
 if TYPE_CHECKING:
     import onnx
@@ -391,10 +392,7 @@ def _described(name: str, value: onnx.TypeProto) -> tuple[str, int, list[Dim]]:
 
 
 def _spec(name: str, value: onnx.TypeProto) -> TensorSpec:
-    tensor = value.tensor_type
-    shape: tuple[Dim, ...] = tuple(
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim
+    shape, is_tensor = declared_shape(value), value.HasField("tensor_type")
+    return TensorSpec(
+        name, element_dtype(value.tensor_type.elem_type), shape or (), is_tensor, is_tensor and shape is None
     )
-    is_tensor = value.HasField("tensor_type")
-    is_open = is_tensor and not tensor.HasField("shape")
-    return TensorSpec(name, element_dtype(tensor.elem_type), shape, is_tensor, is_open)

@@ -136,12 +136,6 @@ class Cut:
         )
 
     @property
-    def sessions(self) -> int:
-        """How many sessions it takes, those of the bodies in it too."""
-        bodies = (body for controls in self.controls for control in controls for body in control.bodies)
-        return sum(bool(segment.outputs) for segment in self.segments) + sum(body.sessions for body in bodies)
-
-    @property
     def point_to_point(self) -> bool:
         """Whether this rank sends or receives."""
         return any(c.op in POINT_TO_POINT for level in self.collectives for c in level)

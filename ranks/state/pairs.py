@@ -9,6 +9,7 @@ from ranks.collectives.buffers import Shape
 from ranks.common.tensors import TensorSpec
 from ranks.errors import ShardrunError
 from ranks.sessions.nodes import reads
+from sharding.onnx_files.kinds import declared_shape
 from sharding.onnx_files.walk import subgraphs
 from sharding.slices import state
 from sharding.slices.domains import MICROSOFT
@@ -164,10 +165,4 @@ def _first_shape(
 
 
 def _described(value: onnx.ValueInfoProto) -> tuple[str, str, tuple[int | str | None, ...] | None]:
-    tensor = value.type.tensor_type
-    if not tensor.HasField("shape"):
-        return value.name, str(tensor.elem_type), None
-    dims = tuple(
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim
-    )
-    return value.name, str(tensor.elem_type), dims
+    return value.name, str(value.type.tensor_type.elem_type), declared_shape(value.type)

@@ -18,7 +18,7 @@ from sharding.graph import contrib_shapes
 from sharding.graph.flow_shapes import joined
 from sharding.graph.fold import small_constant
 from sharding.graph.values import captured, shape_of
-from sharding.rules.base import Dim
+from sharding.onnx_files.kinds import declared_shape
 
 if TYPE_CHECKING:
     import onnx
@@ -92,7 +92,7 @@ class _Question:
                 for name, value, shape in zip(names[2:], first, shapes, strict=True)
             }
             found = self._ask(body.node, results, given)
-            after = [_shape(found.get(name)) for name in results]
+            after = [declared_shape(found.get(name)) for name in results]
             common = [joined(a, b) for a, b in zip(shapes, after, strict=False)]
             if common == shapes:
                 break
@@ -115,7 +115,9 @@ class _Question:
         while fresh := _of_contrib(nodes, types):  # behind each of them onnx's inference goes on
             found |= fresh
             types = self._inferred(nodes, wanted, given, found)
-        symbols = {axis for kind in given.values() for axis in _shape(kind) or () if isinstance(axis, str)}
+        symbols = {
+            axis for kind in given.values() for axis in declared_shape(kind) or () if isinstance(axis, str)
+        }
         asked = {name: types[name] for name in wanted if name in types}
         for kind in asked.values():
             for axis in kind.tensor_type.shape.dim:
@@ -155,7 +157,9 @@ def _of_contrib(nodes: Iterable[onnx.NodeProto], types: Types) -> Types:
 
     found: Types = {}
     for proto in nodes:
-        if not proto.domain or all(_shape(types.get(name)) is not None for name in proto.output if name):
+        if not proto.domain or all(
+            declared_shape(types.get(name)) is not None for name in proto.output if name
+        ):
             continue
         node = ir.Node(
             proto.domain,
@@ -166,7 +170,9 @@ def _of_contrib(nodes: Iterable[onnx.NodeProto], types: Types) -> Types:
         )
         made = contrib_shapes.infer(node) or {}
         found |= {
-            name: kind for name, kind in made.items() if name and _shape(kind) and not _shape(types.get(name))
+            name: kind
+            for name, kind in made.items()
+            if name and declared_shape(kind) and not declared_shape(types.get(name))
         }
     return found
 
@@ -176,15 +182,6 @@ def _value(name: str, kind: onnx.TypeProto | None) -> ir.Value | None:
 
     if not name or kind is None or not kind.HasField("tensor_type"):
         return ir.Value(name=name) if name else None
-    axes = _shape(kind)
+    axes = declared_shape(kind)
     shape = None if axes is None else ir.Shape(axes)
     return ir.Value(name=name, type=ir.TensorType(ir.DataType(kind.tensor_type.elem_type)), shape=shape)
-
-
-def _shape(kind: onnx.TypeProto | None) -> tuple[Dim, ...] | None:
-    if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
-        return None
-    return tuple(
-        axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None
-        for axis in kind.tensor_type.shape.dim
-    )

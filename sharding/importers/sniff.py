@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sharding.common.encryption import ENCRYPTED, encryption_of
-from sharding.common.placeholders import refuse_placeholder
 from sharding.errors import ModelError
 from sharding.importers.format import HEAD, told
+from sharding.onnx_files.placeholders import refuse_placeholder
 
 Format = str
 """``onnx``, ``unknown``, or the name of one of `sharding.importers.format.FORMATS`."""

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Protocol
 
 from sharding.common.arrays import Array
+from sharding.common.variables import set_for_a_while
 
 
 class Tensor(Protocol):
@@ -83,13 +84,5 @@ def alone() -> Iterator[None]:
         yield
         return
     ours = {**_WHILE_IMPORTED, **{k: v for k, v in _UNLESS_SET.items() if k not in os.environ}}
-    before = {name: os.environ.get(name) for name in ours}
-    os.environ.update(ours)
-    try:
+    with set_for_a_while(ours):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

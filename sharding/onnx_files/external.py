@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sharding.common.placeholders import placeholder
 from sharding.errors import ModelError
+from sharding.onnx_files.placeholders import placeholder
 from sharding.onnx_files.protobuf import IN_MODEL_FILE, read_message
 
 if TYPE_CHECKING:

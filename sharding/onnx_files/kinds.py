@@ -70,3 +70,14 @@ def refused(path: Path, what: str, name: str, kind: str) -> ModelError:
         f"tensors only: export the model with tensors instead{hint}, or run it in one process with "
         "ranks.Model."
     )
+
+
+def declared_shape(kind: onnx.TypeProto | None) -> tuple[int | str | None, ...] | None:
+    """The lengths of a tensor as a file declares them: a number, a symbol, or None for one that is open, as a
+    negative number is too. None where there is no shape, or no tensor."""
+    if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
+        return None
+    return tuple(
+        axis.dim_value if axis.HasField("dim_value") and axis.dim_value >= 0 else axis.dim_param or None
+        for axis in kind.tensor_type.shape.dim
+    )

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sharding.common.placeholders import refuse_placeholder
 from sharding.errors import ModelError
+from sharding.onnx_files.placeholders import refuse_placeholder
 
 if TYPE_CHECKING:
     import onnx

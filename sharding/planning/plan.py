@@ -21,12 +21,12 @@ from sharding.onnx_files.kinds import refuse_others_of
 from sharding.onnx_files.tensors import WeightTensor, dtype_name
 from sharding.pipeline.profile import read_profile
 from sharding.pipeline.stages import Stages, plan_stages
+from sharding.planning.demanded import demanded_options, demanded_stages, pin
 from sharding.planning.emit import emit_rank
 from sharding.planning.expected import expected_sizes
 from sharding.planning.found_state import found_state
 from sharding.planning.held_whole import hold_whole
 from sharding.planning.kept_state import solve_with_state
-from sharding.planning.pins import demanded_options, demanded_stages, pin
 from sharding.planning.rank_graph import Collective
 from sharding.planning.sums import rounds, without_sums
 from sharding.planning.unsplit import hardly_splits, nothing_splits

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.common.nearby import hint, shown
-from sharding.common.placeholders import refuse_placeholder
 from sharding.errors import ModelError
 from sharding.graph.constants import constants_to_initializers, load_inner_weights, loaded
 from sharding.graph.sizes import Sizes
@@ -17,6 +16,7 @@ from sharding.graph.values import captured
 from sharding.importers import import_model, is_imported
 from sharding.onnx_files.functions import inline_functions
 from sharding.onnx_files.graph_library import import_graph_library
+from sharding.onnx_files.placeholders import refuse_placeholder
 from sharding.onnx_files.protobuf import MalformedError, without_weights
 from sharding.onnx_files.tensors import WeightTensor, locate
 from sharding.onnx_files.validity import check, check_nodes, first_cause

@@ -23,6 +23,7 @@ from sharding.graph.symbols import is_made_up
 from sharding.graph.values import plain_attribute, replace_by_constant, shape_of, subgraphs
 from sharding.onnx_files import walk
 from sharding.onnx_files.attributes import integer
+from sharding.onnx_files.kinds import declared_shape
 from sharding.rewrite.joined_means import join_means
 from sharding.rewrite.joined_pieces import join_pieces
 from sharding.rewrite.lowering import lower
@@ -128,16 +129,12 @@ def _merge(value: ir.Value, found: onnx.TypeProto) -> bool:
     before = (value.dtype, shape_of(value))
     if value.type is None and found.tensor_type.elem_type:
         value.type = ir.TensorType(ir.DataType(found.tensor_type.elem_type))
-    if found.tensor_type.HasField("shape"):
-        axes = [
-            axis.dim_value if axis.HasField("dim_value") and axis.dim_value >= 0 else axis.dim_param or None
-            for axis in found.tensor_type.shape.dim
-        ]
+    if (axes := declared_shape(found)) is not None:
         old = before[1]
-        if old is not None and len(old) == len(axes):
-            axes = [_more_exact(a, b) for a, b in zip(old, axes, strict=True)]
-        if old is None or len(old) == len(axes):
+        if old is None:
             value.shape = ir.Shape(axes)
+        elif len(old) == len(axes):
+            value.shape = ir.Shape([_more_exact(a, b) for a, b in zip(old, axes, strict=True)])
     return before != (value.dtype, shape_of(value))
 
 

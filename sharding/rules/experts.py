@@ -183,29 +183,16 @@ def _routed(  # noqa: PLR0917 - what the rule binds, then the emitter and the sc
     second = e.constant(np.zeros((experts, experts, 1), kind))
     units = e.constant(np.eye(experts, dtype=np.float32))
     weights = [first, None, second, units]
+    form: dict[str, object] = {"activation_type": "relu"}
     if quantized:
         scale = e.constant(np.zeros((experts, rows), np.float32))
         scales = e.constant(np.zeros((experts, experts), np.float32))
         weights = [first, scale, None, second, scales, units]
-        (routed,) = e.op(
-            "QMoE",
-            [nothing, scores, *weights],
-            domain=MICROSOFT,
-            k=chosen,
-            normalize_routing_weights=normalized,
-            activation_type="swiglu",
-            swiglu_fusion=INTERLEAVED,
-            expert_weight_bits=8,
-        )
-        return routed
+        form |= {"activation_type": "swiglu", "swiglu_fusion": INTERLEAVED, "expert_weight_bits": 8}
     (routed,) = e.op(
-        "MoE",
-        [nothing, scores, *weights],
-        domain=MICROSOFT,
-        k=chosen,
-        normalize_routing_weights=normalized,
-        activation_type="relu",
-    )
+        "QMoE" if quantized else "MoE", [nothing, scores, *weights], outputs=1, domain=MICROSOFT,
+        k=chosen, normalize_routing_weights=normalized, **form,
+    )  # fmt: skip
     return routed
 
 

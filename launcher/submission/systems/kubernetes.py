@@ -118,13 +118,10 @@ class Kubernetes(JobSystem):
 
     def status(self, number: str) -> Status:
         """See `JobSystem.status`."""
-        done = self.ask("kubectl", "get", self._kind, number, *self._where, "--output=json")
-        if done.returncode:
-            said = " ".join((done.stderr + done.stdout).split())
-            if "NotFound" in said:
-                return Status("unknown")
-            raise LaunchError(f"`kubectl get {self._kind} {number}` failed ({said[:300]}).")
-        state = _mapping(_mapping(_json(done.stdout)).get("status"))
+        said = self.said_of("NotFound", "kubectl", "get", self._kind, number, *self._where, "--output=json")
+        if said is None:
+            return Status("unknown")
+        state = _mapping(_mapping(_json(said)).get("status"))
         for one in _items(state.get("conditions")):
             condition = _mapping(one)
             if condition.get("status") != "True":

@@ -145,19 +145,16 @@ class Pbs(JobSystem):
 
     def status(self, number: str) -> Status:
         """See `JobSystem.status`."""
-        done = self.ask("qstat", "-x", "-f", number)
-        if done.returncode:
-            said = " ".join((done.stderr + done.stdout).split())
-            if "Unknown Job" in said:
-                return Status("unknown")
-            raise LaunchError(f"`qstat -x -f {number}` failed ({said[:300]}).")
-        said_of = dict(_FIELD.findall(done.stdout))
-        state = said_of.get("job_state", "").strip()
+        said = self.said_of("Unknown Job", "qstat", "-x", "-f", number)
+        if said is None:
+            return Status("unknown")
+        fields = dict(_FIELD.findall(said))
+        state = fields.get("job_state", "").strip()
         if state in _DONE:
-            return _ended(said_of.get("Exit_status", "").strip())
+            return _ended(fields.get("Exit_status", "").strip())
         if state in _RUNNING:
             return Status("running")
-        return Status("waiting", why=said_of.get("comment", "").strip())
+        return Status("waiting", why=fields.get("comment", "").strip())
 
     def cancel(self, number: str) -> None:
         """See `JobSystem.cancel`."""

@@ -36,7 +36,6 @@ _DONE = {
 }
 """Slurm's states of a job that has ended, and what is said where its own exit does not."""
 _RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "SUSPENDED", "STOPPED"}
-_UNKNOWN = "Invalid job id"
 _LONGEST_NAME = 200
 """Bytes of the log's name; file systems take 255, with the number and the ending."""
 _NO_LOG = 53  # what Slurm says in the place of a signal
@@ -137,14 +136,11 @@ class Slurm(JobSystem):
 
     def status(self, number: str) -> Status:
         """See `JobSystem.status`; of an array, the worst of its jobs."""
-        done = self.ask("scontrol", "-o", "show", "job", number)
-        if done.returncode:
-            said = " ".join((done.stderr + done.stdout).split())
-            if _UNKNOWN in said:
-                return self._worst()
-            raise LaunchError(f"`scontrol show job {number}` failed ({said[:300]}).")
+        said = self.said_of("Invalid job id", "scontrol", "-o", "show", "job", number)
+        if said is None:
+            return self._worst()
         goes: list[Status] = []
-        for line in filter(str.strip, done.stdout.splitlines()):
+        for line in filter(str.strip, said.splitlines()):
             one, job = _status(line), _JOB.match(line)
             name = "" if job is None else job[1]
             if one.phase == "done":

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from inspect import signature
@@ -27,6 +27,7 @@ from ranks.errors import CollectiveError
 from ranks.identity.binding import INTERFACES
 from ranks.identity.place import Identity
 from ranks.talk.connect import tune_all_tcp
+from sharding.common.variables import set_for_a_while
 from sharding.importers import torch_import
 
 _LOOPBACK = "lo"
@@ -277,7 +278,7 @@ class Membership:
         there = _LOOPBACK in (found for _, found in socket.if_nameindex())
         if self._rendezvous is not None and interface not in os.environ and there:
             wanted[interface] = _LOOPBACK
-        with _environment(wanted):
+        with set_for_a_while(wanted):
             yield
 
 
@@ -291,21 +292,6 @@ def _check_world(dist: ModuleType, identity: Identity) -> None:
                 f"initialised in it as rank {found[0]} of {found[1]}: initialise it as the same rank, or not "
                 "at all."
             )
-
-
-@contextlib.contextmanager
-def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables for libraries that have no other way in, and puts back what was there."""
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _within(seconds: float, call: Callable[[], None]) -> bool:

@@ -33,6 +33,15 @@ class Asked(Protocol):
         """A new step begins."""
 
 
+def _last_row(part: Array, group: Communicator, size: int) -> Array | None:
+    """This rank's part of the last row of an output, as whoever reads the whole output has it; None where the
+    ranks do not hold ``size`` floating-point numbers together."""
+    width = part.shape[-1]
+    if width * group.size != size or part.dtype.kind != "f":
+        return None
+    return np.asarray(part.reshape(-1, width)[-1], np.float32)
+
+
 class Likeliest:
     """Asks a step for the place of the highest element in the last row of an output. Every rank asks."""
 
@@ -53,15 +62,14 @@ class Likeliest:
 
     def find(self, part: Array, group: Communicator) -> bool:
         """See `Asked`; ``part``: (..., size / ranks)."""
-        width = part.shape[-1]
-        if width * group.size != self.size or part.dtype.kind != "f":
+        row = _last_row(part, group, self.size)
+        if row is None:
             return False
         if self._exchange is None:
             self._all = np.zeros((group.size, 3))
             self._exchange = group.gathering(self._mine, self._all, 0)
-        row = np.asarray(part.reshape(-1, width)[-1], np.float32)  # as whoever reads the whole output
         place = int(row.argmax())
-        self._mine[0] = row[place], group.rank * width + place, self.word
+        self._mine[0] = row[place], group.rank * row.size + place, self.word
         self._exchange()
         rows = self._all.tolist()
         if not all(math.isfinite(value) for value, _, _ in rows):
@@ -88,12 +96,11 @@ class BestTokens:
 
     def find(self, part: Array, group: Communicator) -> bool:
         """See `Asked`; ``part``: (..., size / ranks)."""
-        width = part.shape[-1]
-        count = self._chooser.shows(width) if width * group.size == self.size else None
-        if count is None or part.dtype.kind != "f":
+        row = _last_row(part, group, self.size)
+        count = None if row is None else self._chooser.shows(row.size)
+        if row is None or count is None:
             return False
-        row = np.asarray(part.reshape(-1, width)[-1], np.float32)
-        shown = self._chooser.show(row, group.rank * width, count)
+        shown = self._chooser.show(row, group.rank * row.size, count)
         if self._exchange is None:
             self._mine, self._all = np.zeros((1, len(shown))), np.zeros((group.size, len(shown)))
             self._exchange = group.gathering(self._mine, self._all, 0)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ranks.common.descriptors import Part, close_all
 from ranks.devices.providers import CPU, CUDA
 from ranks.errors import IdentityError, ModelError, WeightsError
-from ranks.weights.shared import alike, peers
+from ranks.weights.shared import options, peers
 from ranks.weights.shared.handle import address, new_handle
 from ranks.weights.shared.protocol import step
 from ranks.weights.shared.request import Attach, Share
@@ -50,7 +50,7 @@ class Use:
     member: Identity | None = None
     """Which rank this process is, where the model is one that a group of ranks runs together."""
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Values of the options in `alike.OPTIONS`."""
+    """Values of the options in `ranks.weights.shared.options.OPTIONS`."""
 
 
 class SharedWeights:
@@ -192,7 +192,7 @@ def _facts(use: Use) -> dict[str, str]:
         "runtime": f"{release} (build {hashlib.sha256(build.encode()).hexdigest()[:8]})",
         "processor": keys.cpu_features(),
         "rank": "no rank" if one is None else f"rank {one.rank} of {one.world_size}",
-        **{name: alike.fact(use.options.get(name, ())) for name in alike.OPTIONS},
+        **{name: options.fact(use.options.get(name, ())) for name in options.OPTIONS},
     }
 
 
@@ -275,7 +275,7 @@ def _check(connection: Connection, facts: Mapping[str, str], use: Use) -> None:
     for fact, sentence in _OTHERS.items():
         if theirs[fact] != facts[fact]:
             raise WeightsError(sentence.format(who=who, theirs=theirs[fact], own=facts[fact], path=use.path))
-    different = alike.difference(connection.facts, facts)
+    different = options.difference(connection.facts, facts)
     if different is not None:
         # Refused even where the store has these weights by chance: an owner's updates would go unnoticed.
         raise WeightsError(f"{who} {different}")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from sharding.common.encryption import Key, unneeded
 from sharding.common.nearby import hint, shown
-from sharding.common.placeholders import refuse_placeholder
 from sharding.errors import ModelError
 from sharding.importers.checkpoints import torch_file
 from sharding.importers.checkpoints.base import FORMATS, Checkpoint
+from sharding.onnx_files.placeholders import refuse_placeholder
 
 Kind = str
 """The name of one of `FORMATS`; ``program``: torch.export's ``.pt2``; ``script``: TorchScript; or

@@ -8,6 +8,7 @@ import numpy as np
 
 from sharding.common.arrays import Array, DType
 from sharding.importers.mindir.primitives.base import Shape, TensorType, Value
+from sharding.onnx_files.kinds import declared_shape
 
 if TYPE_CHECKING:
     from onnx import TypeProto, ValueInfoProto
@@ -46,8 +47,7 @@ def from_type_proto(proto: TypeProto) -> TensorType:
     if not tensor.elem_type:
         raise ValueError("its result has no type")
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-    if not tensor.HasField("shape"):
-        return TensorType(dtype, None)
+    shape = declared_shape(proto)
     return TensorType(
-        dtype, tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
+        dtype, None if shape is None else tuple(n if isinstance(n, int) else None for n in shape)
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ranks
-from ranks.weights.shared import alike, protocol
+from ranks.weights.shared import options, protocol
 from tests.ranks.weights_worker import INPUT, Refused, Workers
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("single")]
@@ -71,9 +71,9 @@ def test_keys_beside_share_weights_and_attach(shared_model: Path) -> None:
 
 def test_many_names_fit_into_a_packet() -> None:
     names = ['"\u4f60"' * 20 + str(index) for index in range(100_000)]
-    facts = {name: alike.fact(names) for name in alike.OPTIONS}
+    facts = {name: options.fact(names) for name in options.OPTIONS}
     assert len(json.dumps(facts)) < protocol.LARGEST_PACKET // 2
     assert facts["execution_plan"].endswith("(100000 in all)")
-    others = {name: alike.fact(names[1:]) for name in alike.OPTIONS}
-    assert "(99999 in all)" in str(alike.difference(facts, others))
-    assert alike.difference(facts, facts) is None
+    others = {name: options.fact(names[1:]) for name in options.OPTIONS}
+    assert "(99999 in all)" in str(options.difference(facts, others))
+    assert options.difference(facts, facts) is None
