@@ -19,12 +19,12 @@ from launcher.common.exits import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
     EXIT_USAGE,
-    leave,
     prepare_streams,
     report,
 )
 from launcher.common.signals import ENDING
 from ranks.common import settings
+from ranks.common.leaving import end, leave
 from sharding.common.text import did_you_mean, one_line, printable, without_long_words
 
 COMMANDS = (
@@ -59,10 +59,12 @@ exit codes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command with ``argv`` (default: the process's arguments) and returns its exit code."""
+    """Runs the command with ``argv`` and returns its exit code; by default with the process's arguments, and
+    then the process ends here, unless a script of the user's ran in it."""
     prepare_streams()
     try:
-        parser = build_parser()
+        words = sys.argv[1:] if argv is None else argv
+        parser = build_parser(words[0] if words else "")
         try:
             args = _parse(parser, argv)
         finally:
@@ -73,6 +75,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return EXIT_USAGE
     _configure_logging(args.verbose, args.debug)
+    code = _run(args, whole=argv is None)
+    if argv is None and args.command != "exec":
+        leave(code)
+    return code
+
+
+def _run(args: argparse.Namespace, *, whole: bool) -> int:
+    """``whole``: the process is the command's own."""
     with ENDING.handled():
         try:
             settings.check()
@@ -89,17 +99,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if details := getattr(error, "details", ""):
                     print(f"The rank's own:\n{details}", file=sys.stderr)
             code = report(error)
-            if argv is None and code in {
-                EXIT_INTERRUPTED,
-                EXIT_TERMINATED,
-                EXIT_HUNG_UP,
-            }:  # a command of its own process
-                leave(code)
+            if whole and code in {EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_HUNG_UP}:
+                # The signal's exception may have come anywhere: a library's thread can still be at work on
+                # what the interpreter would free.
+                end(code)
             return code
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+def build_parser(command: str = "") -> argparse.ArgumentParser:
+    """The parser of the whole command line, or, to start sooner, of one that begins with a command's name."""
     parser = _Parser(
         prog="shardrun",
         description="Slice an ONNX model into one shard per rank and run it distributed.",
@@ -109,7 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     _add_common(parser, top=True)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name in COMMANDS:
+    for name in (command,) if command in COMMANDS else COMMANDS:
         module = importlib.import_module(f"launcher.commands.{name}")
         sub = subparsers.add_parser(
             name,

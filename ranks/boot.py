@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from ranks.common import settings
+from ranks.common.leaving import leave
 from ranks.errors import PeerLostError, ShardrunError
 from sharding.common.limits import shortage
 
@@ -32,6 +33,13 @@ _FAR = "tcp:"
 """How the control channel's address begins where the launcher may be on another host."""
 _SPARE = 6
 """Descriptors that are given up to report an error: modules are imported for it, which takes files."""
+
+
+def run(program: Sequence[str]) -> None:
+    """Runs ``program``, and then ends the process where nothing of a user's is in it."""
+    main(program)
+    if program[0] == "serve":
+        leave()
 
 
 def main(program: Sequence[str]) -> None:
@@ -116,7 +124,7 @@ def spawned(
     os.environ.update(environment)
     if os.getppid() != parent:
         os._exit(1)
-    main(program)
+    run(program)
 
 
 def _set_up_process(spare: list[int]) -> None:
@@ -188,4 +196,4 @@ def _end(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(sys.argv[1:])

@@ -1,5 +1,6 @@
 """What every test starts from: no rank's environment inherited, a cache of its own, the zoo of models."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -18,6 +19,9 @@ _KEPT = {"SHARDRUN_TEST_CACHE"}
 
 # Before a test module imports ONNX Runtime, which reads it then and would leave a temporary file (.ses).
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+# Its thread would spin beside the tests and in each process that they start.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # A shell starts what runs in the background with Ctrl-C ignored; programs under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -141,6 +145,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(here).as_posix().startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """All tests stay to the end: the collector of cycles need not go through them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,14 +6,12 @@ exception class must be one.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import io
 import os
 import signal
 import sys
-from typing import NoReturn
 
 from launcher.common.signals import ENDING, HungUp, Terminated
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError, VerifyError
@@ -107,19 +105,6 @@ def prepare_streams() -> None:
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115 - kept to the end
     if getattr(sys.stdout, "errors", None) == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stream
-
-
-def leave(code: int) -> NoReturn:
-    """Ends the process after a signal: its exit handlers run, but nothing is taken apart.
-
-    The signal's exception may have come anywhere: a library's thread can still be at work on what the
-    interpreter would free.
-    """
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
 
 
 def _output_is_full() -> bool:

@@ -14,7 +14,7 @@ from ranks.common.sources import clean
 
 __all__ = ["boot_command", "clean", "python_path", "python_there", "safe_path"]
 
-_BOOT = "import sys; sys.path[0] = sys.prefix; from ranks.boot import main; main(sys.argv[1:])"
+_BOOT = "import sys; sys.path[0] = sys.prefix; from ranks.boot import run; run(sys.argv[1:])"
 
 
 def python_path(environ: Mapping[str, str]) -> str | None:

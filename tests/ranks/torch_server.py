@@ -7,6 +7,7 @@ a new copy that runs the program in a session of its own, `{"pid", "seconds"}` w
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -48,7 +49,12 @@ def main() -> None:
     import numpy
     import torch.distributed
 
+    from ranks.common.leaving import leave
+
     assert numpy and torch.distributed.is_available()
+    # A collector that looks at all of torch would have each copy write to all of its pages.
+    gc.collect()
+    gc.freeze()
     # Not through sys.stdin: what it had read ahead would be in every copy.
     with os.fdopen(os.dup(0), "rb", buffering=0) as requests:
         while line := requests.readline():
@@ -59,7 +65,7 @@ def main() -> None:
                 requests.close()
                 become(request)
                 runpy.run_path(sys.argv[0], run_name="__main__")
-                return
+                leave()  # to take torch apart takes longer than most programs
             os.write(1, f"{json.dumps(answer)}\n".encode())
 
 

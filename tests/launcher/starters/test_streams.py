@@ -125,7 +125,7 @@ class Taken:
 
 def run(args):
     sys.kept = Taken()
-    raise Terminated
+    HOW
 
 atexit.register(print, "exit handler")
 import launcher.commands.cache
@@ -135,14 +135,24 @@ cli.main()
 """
 
 
-def test_a_signal_runs_exit_handlers_and_takes_nothing_apart(tmp_path: Path) -> None:
-    """A thread of a library may still be at work on it."""
+@pytest.mark.parametrize(
+    ("how", "code", "told"),
+    [
+        ("raise Terminated", 143, "terminated\n"),
+        ("raise KeyError('x')", 1, "internal error: KeyError: 'x' (run with --debug for the traceback)\n"),
+        ("return 3", 3, ""),
+    ],
+)
+def test_the_command_runs_exit_handlers_and_takes_nothing_apart(
+    tmp_path: Path, how: str, code: int, told: str
+) -> None:
+    """After a signal a thread of a library may still be at work on it; else it only costs time."""
     done = subprocess.run(
-        [sys.executable, "-c", LEAVING], cwd=tmp_path, env=environment(), capture_output=True, text=True,
-        timeout=60, check=False,
+        [sys.executable, "-c", LEAVING.replace("HOW", how)], cwd=tmp_path, env=environment(),
+        capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (143, "exit handler\n"), done.stderr
-    assert done.stderr == "shardrun: terminated\n"
+    assert (done.returncode, done.stdout) == (code, "exit handler\n"), done.stderr
+    assert done.stderr == (told and f"shardrun: {told}")
 
 
 def test_outputs_are_written_though_nobody_reads_what_is_printed(place: Path) -> None:

@@ -1,0 +1,65 @@
+"""Processes that end without being taken apart."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from ranks import boot
+from tests.launcher.cli_tools import environment
+
+LEAVING = """
+import atexit, sys, threading, time
+from ranks.common.leaving import end, leave
+
+class Taken:
+    def __del__(self):
+        print("taken apart")
+
+def work():
+    time.sleep(0.3)
+    print("the thread is done")
+
+sys.kept = Taken()
+atexit.register(print, "exit handler")
+threading.Thread(target=work).start()
+print("last line", end=";", file=sys.stdout)
+HOW
+"""
+
+
+def ended(how: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", LEAVING.replace("HOW", how)], env=environment(), capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_threads_exit_handlers_and_buffers_come_first() -> None:
+    done = ended("leave(7)")
+    assert (done.returncode, done.stderr) == (7, "")
+    assert done.stdout == "last line;the thread is done\nexit handler\n"
+
+
+def test_after_a_signal_no_thread_is_waited_for() -> None:
+    done = ended("end(9)")
+    assert (done.returncode, done.stdout, done.stderr) == (9, "last line;exit handler\n", "")
+
+
+def test_streams_that_nobody_reads_are_no_error() -> None:
+    done = ended("sys.stdout = None; sys.stderr = open('/dev/full', 'w'); sys.stderr.write('x'); leave(5)")
+    assert (done.returncode, done.stderr) == (5, "")
+
+
+@pytest.mark.parametrize("program", [["serve", "model"], ["exec", "script.py"]])
+def test_only_a_rank_without_a_program_of_a_user_s_leaves_so(
+    monkeypatch: pytest.MonkeyPatch, program: list[str]
+) -> None:
+    """What a script left for its end, destructors included, happens as in any Python."""
+    done: list[object] = []
+    monkeypatch.setattr(boot, "main", done.append)
+    monkeypatch.setattr(boot, "leave", lambda: done.append("left"))
+    boot.run(program)
+    assert done == [program, *(["left"] if program[0] == "serve" else [])]
