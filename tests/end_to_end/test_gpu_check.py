@@ -605,6 +605,28 @@ def test_wrong_answers_fail(gpu_check: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert result.lines[0].startswith("test_a_plain_model: ") and len(result.lines) == 1
 
 
+def test_nodes_that_are_not_on_cuda_fail() -> None:
+    program = """
+import numpy as np
+from ranks.devices.providers import CPU, CUDA
+from ranks.sessions import session
+from ranks.sessions.assigned import RECORD
+from tests.gpu.near import assert_on_cuda
+from tests.ranks.body_models import far, model, near, value
+made = model([near("y"), far("z")], [value("x", [3, 128]), value("w", [16, 128])], ["y", "z"])
+config = session.SessionConfig(threads=1, providers=(CUDA, CPU), entries=RECORD)
+one = session.create(made.SerializeToString(), config, "the model")
+for types in ((), ("Gemm",), ("CDist",), ("Conv",)):
+    try:
+        assert_on_cuda(one, *types)
+        print("on CUDA")
+    except AssertionError:
+        print("not")
+"""
+    ended = stand_in.run(program)
+    assert ended.stdout.splitlines() == ["not", "on CUDA", "not", "not"], ended.stderr
+
+
 @pytest.fixture
 def over_stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Processes that the test starts see the stand-in for CUDA."""

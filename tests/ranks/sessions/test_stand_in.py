@@ -24,10 +24,10 @@ import pytest
 
 from ranks.devices import devices
 from ranks.devices.linked import needed
-from ranks.devices.providers import CUDA, TENSORRT
-from ranks.errors import DeviceError
+from ranks.devices.providers import CPU, CUDA, TENSORRT
+from ranks.errors import DeviceError, ShardrunError
 from ranks.lite.options import targets
-from ranks.sessions import engines
+from ranks.sessions import engines, session
 from ranks.sessions.session import SessionConfig, provider_options
 from sharding import slice_model
 from tests.ranks import stand_in
@@ -232,6 +232,24 @@ def test_what_onnxruntime_opens_by_name_is_there(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(devices, "needed", lambda path: ("libcublas.so.13",))
     assert devices.preload.__wrapped__(("cuda",)) == ""
     assert loaded == ["libcublas.so.13", "libcudnn.so.9"]
+
+
+@pytest.mark.parametrize(
+    ("providers", "parts"), [((CUDA,), [("cuda",)]), ((TENSORRT, CUDA), [("cuda", "tensorrt")]), ((CPU,), [])]
+)
+def test_each_process_loads_the_libraries_before_its_sessions(
+    providers: tuple[str, ...], parts: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only the one that has asked whether there is a device."""
+    loaded: list[tuple[str, ...]] = []
+
+    def make(*_: Any, **__: Any) -> None:
+        raise RuntimeError(f"made after {loaded}")
+
+    monkeypatch.setattr(devices, "preload", loaded.append)
+    monkeypatch.setattr(ort, "InferenceSession", make)
+    with pytest.raises(ShardrunError, match=re.escape(f"made after {parts}")):
+        session.create_plain(b"", SessionConfig(threads=1, providers=providers), "a model")
 
 
 def test_threads_that_load_at_once_keep_the_output(
