@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,8 @@ NOTE = "not covered: "
 """How a line begins that names a part of a check that was left out."""
 _MOST_MINUTES = 1e6
 _SHOWN = 3  # lines of each failure
+_FAILED = re.compile(r"^\S+::(\S+) (?:FAILED|ERROR)\b", re.MULTILINE)
+"""How pytest names a test that has failed, as soon as it has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,7 +292,7 @@ def run(check: Check, left: float) -> Result:
         return _of_program(check, ended)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", *check.tests, "-q", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", *check.tests, "-v", "-p", "no:cacheprovider"]
         ended = execute([*command, f"--junitxml={report}"], seconds)
         return _of_tests(check, ended, report)
 
@@ -307,7 +310,10 @@ def _of_program(check: Check, ended: Ended) -> Result:
 def _of_tests(check: Check, ended: Ended, report: Path) -> Result:
     """What pytest's report says; where it left none, how pytest ended."""
     if ended.status is None:
-        return Result(check, LATE, ended.seconds, (f"it {how(ended)}", *ended.last()))
+        # What has failed by then has failed, however little time the rest had.
+        bad = [f"{name} had failed before" for name in _FAILED.findall(ended.output)]
+        status = FAILED if bad else LATE
+        return Result(check, status, ended.seconds, (f"it {how(ended)}", *bad, *ended.last()))
     try:
         cases = list(ElementTree.parse(report).iter("testcase"))
     except (OSError, ElementTree.ParseError):

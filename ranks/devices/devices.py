@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from sharding.common.limits import HOLD_LESS
 from sharding.common.text import human_bytes
 
 _CUDA_DRIVER = "libcuda.so.1"
+_CUDNN = "libcudnn.so.9"
+"""What ONNX Runtime opens by its name alone when a node first needs it."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,8 @@ def preload(parts: tuple[str, ...]) -> str:
         for library in needed(_capi() / f"libonnxruntime_providers_{part}.so"):
             if isinstance(missing := _load(library), OSError):
                 return str(missing)
+    if parts:
+        _load(_CUDNN)  # where it is: most nodes do without
     return ""
 
 
@@ -202,11 +207,12 @@ def _load(name: str) -> ctypes.CDLL | OSError:
     try:
         return ctypes.CDLL(name)
     except OSError as error:
-        packages = _capi().parents[1]
-        for folder in (*packages.glob("nvidia/*/lib"), packages / "tensorrt_libs"):
-            if (folder / name).is_file():
-                with contextlib.suppress(OSError):
-                    return ctypes.CDLL(str(folder / name))
+        # Beside ONNX Runtime, or where else packages are: an unpacked wheel, say, has them beside torch.
+        for packages in dict.fromkeys([_capi().parents[1], *(Path(place) for place in sys.path)]):
+            for folder in (*packages.glob("nvidia/*/lib"), packages / "tensorrt_libs"):
+                if (folder / name).is_file():
+                    with contextlib.suppress(OSError):
+                        return ctypes.CDLL(str(folder / name))
         return error
 
 

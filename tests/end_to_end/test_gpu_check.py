@@ -207,6 +207,28 @@ def test_the_time_for_all_is_up(pretend: Any) -> None:
     ]
 
 
+LATE_TESTS = """
+import time
+import pytest
+def test_wrong(): assert 1 == 2
+@pytest.mark.timeout(0)
+def test_late(): time.sleep(600)
+"""
+
+
+def test_what_had_failed_when_the_time_was_up_has_failed(pretend: Any, tmp_path: Path) -> None:
+    """Of tests that pytest itself runs, of which the second hangs."""
+    (tmp_path / "test_it.py").write_text(LATE_TESTS)
+    own = [sys.executable, "-m", "pytest", str(tmp_path / "test_it.py")]
+    program = f"os.execv({sys.executable!r}, {own!r} + sys.argv[4:])"
+    status, lines = pretend({"one": program, "two": GOOD}, arguments=("--minutes", "0.3"))
+    assert status == 1 and lines[-1] == "0 passed, 1 failed, 1 not covered"
+    at = next(index for index, line in enumerate(lines) if line.endswith("one"))
+    assert lines[at].strip().startswith("FAILED")
+    assert re.fullmatch(r"it was killed after 1\d s", lines[at + 1].strip())
+    assert lines[at + 2].strip() == "test_wrong had failed before"
+
+
 @pytest.mark.parametrize("text", ["nan", "inf", "0", "-1", "soon"])
 def test_minutes_that_are_none(gpu_check: Any, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -581,6 +603,28 @@ def test_wrong_answers_fail(gpu_check: Any, monkeypatch: pytest.MonkeyPatch) -> 
     result = gpu_check.run(check, 120.0)
     assert result.status == gpu_check.FAILED
     assert result.lines[0].startswith("test_a_plain_model: ") and len(result.lines) == 1
+
+
+def test_nodes_that_are_not_on_cuda_fail() -> None:
+    program = """
+import numpy as np
+from ranks.devices.providers import CPU, CUDA
+from ranks.sessions import session
+from ranks.sessions.assigned import RECORD
+from tests.gpu.near import assert_on_cuda
+from tests.ranks.body_models import far, model, near, value
+made = model([near("y"), far("z")], [value("x", [3, 128]), value("w", [16, 128])], ["y", "z"])
+config = session.SessionConfig(threads=1, providers=(CUDA, CPU), entries=RECORD)
+one = session.create(made.SerializeToString(), config, "the model")
+for types in ((), ("Gemm",), ("CDist",), ("Conv",)):
+    try:
+        assert_on_cuda(one, *types)
+        print("on CUDA")
+    except AssertionError:
+        print("not")
+"""
+    ended = stand_in.run(program)
+    assert ended.stdout.splitlines() == ["not", "on CUDA", "not", "not"], ended.stderr
 
 
 @pytest.fixture

@@ -256,13 +256,14 @@ def test_a_group_of_the_host_that_is_torchs_first_is_left_in_time(
 
 def test_an_abort_that_hangs_is_left_alone(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_group, "_ABORT", 0.1)
-    hangs = threading.Event()
+    hangs, given_up = threading.Event(), []
     world = connected(library, TWO, 0.1)
-    monkeypatch.setattr(library, "_abort_process_group", lambda group: hangs.wait(60))
+    monkeypatch.setattr(library, "_abort_process_group", lambda group: given_up.append(hangs.wait(60)))
     library.stuck = True
     with pytest.raises(CollectiveTimeoutError):
         world.all_reduce(torch.ones(3))
     world.close()
+    assert not given_up, "it was waited for"
     hangs.set()
 
 

@@ -24,10 +24,10 @@ import pytest
 
 from ranks.devices import devices
 from ranks.devices.linked import needed
-from ranks.devices.providers import CUDA, TENSORRT
-from ranks.errors import DeviceError
+from ranks.devices.providers import CPU, CUDA, TENSORRT
+from ranks.errors import DeviceError, ShardrunError
 from ranks.lite.options import targets
-from ranks.sessions import engines
+from ranks.sessions import engines, session
 from ranks.sessions.session import SessionConfig, provider_options
 from sharding import slice_model
 from tests.ranks import stand_in
@@ -205,14 +205,51 @@ def test_the_gpu_has_no_room(tmp_path: Path) -> None:
     )
 
 
-def test_libraries_where_pip_puts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("beside", ["onnxruntime", "torch"])
+def test_libraries_where_pip_puts_them(beside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where ONNX Runtime itself lies elsewhere, unpacked or in the user's own folder."""
     library = next(stand_in.folder().glob("libcurand.so.*[0-9]"))
-    place = tmp_path / "nvidia" / "cu99" / "lib"
+    place = tmp_path / beside / "nvidia" / "cu99" / "lib"
     place.mkdir(parents=True)
-    (place / "libshardrun_test.so.1").write_bytes(library.read_bytes())
-    monkeypatch.setattr(devices, "_capi", lambda: tmp_path / "onnxruntime" / "capi")
-    assert not isinstance(devices._load("libshardrun_test.so.1"), OSError)
-    assert isinstance(devices._load("libshardrun_test.so.2"), OSError)
+    name = f"libshardrun_{beside}.so"
+    (place / f"{name}.1").write_bytes(library.read_bytes())
+    monkeypatch.setattr(devices, "_capi", lambda: tmp_path / "onnxruntime" / "onnxruntime" / "capi")
+    assert isinstance(devices._load(f"{name}.1"), OSError) is (beside == "torch")
+    monkeypatch.syspath_prepend(tmp_path / "torch")
+    assert not isinstance(devices._load(f"{name}.1"), OSError)
+    assert isinstance(devices._load(f"{name}.2"), OSError)
+
+
+def test_what_onnxruntime_opens_by_name_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks for cuDNN where the system does, and not where pip puts it; many models do without."""
+    loaded: list[str] = []
+
+    def load(name: str) -> OSError | None:
+        loaded.append(name)
+        return OSError("no such file") if "cudnn" in name else None
+
+    monkeypatch.setattr(devices, "_load", load)
+    monkeypatch.setattr(devices, "needed", lambda path: ("libcublas.so.13",))
+    assert devices.preload.__wrapped__(("cuda",)) == ""
+    assert loaded == ["libcublas.so.13", "libcudnn.so.9"]
+
+
+@pytest.mark.parametrize(
+    ("providers", "parts"), [((CUDA,), [("cuda",)]), ((TENSORRT, CUDA), [("cuda", "tensorrt")]), ((CPU,), [])]
+)
+def test_each_process_loads_the_libraries_before_its_sessions(
+    providers: tuple[str, ...], parts: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only the one that has asked whether there is a device."""
+    loaded: list[tuple[str, ...]] = []
+
+    def make(*_: Any, **__: Any) -> None:
+        raise RuntimeError(f"made after {loaded}")
+
+    monkeypatch.setattr(devices, "preload", loaded.append)
+    monkeypatch.setattr(ort, "InferenceSession", make)
+    with pytest.raises(ShardrunError, match=re.escape(f"made after {parts}")):
+        session.create_plain(b"", SessionConfig(threads=1, providers=providers), "a model")
 
 
 def test_threads_that_load_at_once_keep_the_output(
