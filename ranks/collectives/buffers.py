@@ -168,7 +168,7 @@ class HostMemory(Memory):
         np.copyto(target, source)
 
     def address(self, buffer: Buffer) -> int:
-        return int(buffer.ctypes.data)
+        return int(buffer.__array_interface__["data"][0])  # `ctypes` makes objects
 
     def shape(self, buffer: Buffer) -> Shape:
         return tuple(buffer.shape)

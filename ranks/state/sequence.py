@@ -54,6 +54,8 @@ class SequenceState:
         self._spare: dict[str, tuple[int, Buffer]] = {}
         self._blocks: dict[str, tuple[int, Buffer]] = {}
         self._reserved = 0  # positions for which all buffers are known to have room
+        self.place = object()
+        """Another one as soon as a buffer that operators fill lies elsewhere."""
         for name, slot in self.slots.items():
             value = (initial or {}).get(name)
             self._values[name] = value if value is not None else self._empty(slot)
@@ -79,6 +81,11 @@ class SequenceState:
         """What the model reads in this step. A buffer that the operator fills may have more positions."""
         return self._values[name]
 
+    @property
+    def values(self) -> Mapping[str, Buffer]:
+        """All of `value`, by name."""
+        return self._values
+
     def reserve(self, count: int) -> None:
         """Makes room for ``count`` more positions in the buffers that operators fill in place."""
         wanted = self.length + count
@@ -95,7 +102,7 @@ class SequenceState:
                 room = _capacity(max(wanted, slot.least))
                 new = self._memory.allocate(slot.with_length(room), slot.element)
                 self._copy(new, old, axis, self.length)
-                self._values[name] = new
+                self._values[name], self.place = new, object()
             rooms.append(room)
         self._reserved = min(rooms, default=0)
 
@@ -133,6 +140,8 @@ class SequenceState:
                 self._spare[name] = before
             self._values[name] = value
             self._reserved = 0
+            if self.slots[name].pair.buffer:
+                self.place = object()
         self._next.clear()
         self.length += count
         self.steps += 1

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import onnxruntime as ort
 
 from ranks.collectives.buffers import Shape
+from ranks.common.tensors import element_dtype
 from ranks.run.allocation import Buffers
 from ranks.run.steps.parts import Parts, Values
 from ranks.sessions.cut import Collective
+from ranks.state import feeds as known_feeds
 
 if TYPE_CHECKING:
     from ranks.collectives.base import Buffer
@@ -31,6 +33,8 @@ class Level:
     """Runs the session with its binding."""
     live: list[str] = field(default_factory=list)
     """Inputs that may lie in another buffer with each step: what grows, and state but for ``buffers``."""
+    given: list[str] = field(default_factory=list)
+    """Inputs that grow and that nobody writes to: arrays that ONNX Runtime reads where they are."""
     buffers: list[str] = field(default_factory=list)
     """State inputs that operators fill in place: they stay where they are for most steps."""
     copied: list[str] = field(default_factory=list)
@@ -46,6 +50,11 @@ class Level:
     exchanges: list[Callable[[], object] | Collective] = field(default_factory=list)
     """Calls on buffers that stay, and collectives of values that grow."""
 
+    @property
+    def changing(self) -> bool:
+        """Whether something is bound anew in each step."""
+        return bool(self.live or self.given or self.copied or self.states or self.grown)
+
 
 @dataclass
 class Plan:
@@ -55,8 +64,12 @@ class Plan:
     levels: list[Level]
     late: dict[str, list[Callable[[], object] | Collective]] = field(default_factory=dict)
     """Exchanges of results that a step may do without, by these."""
-    bound: list[weakref.ref[Buffer]] = field(default_factory=list)
-    """The buffers of state to which the levels are bound now."""
+    fed: tuple[tuple[str, Shape], ...] = ()
+    """The inputs that have a buffer, and its shape."""
+    changing: tuple[bool, ...] = ()
+    """Of each level, `Level.changing`."""
+    bound: object = None
+    """The place (`SequenceState.place`) of the state to which the levels are bound now."""
 
 
 class Planner:
@@ -103,6 +116,8 @@ class Planner:
                         self._parts.bind(made.binding.bind_input, name, plan.values[name])
                     elif self._parts.apart(name):
                         made.copied.append(name)
+                    elif self._is_given(name):
+                        made.given.append(name)
                     elif name in self._inputs and self._inputs[name].buffer:
                         made.buffers.append(name)
                     else:
@@ -121,7 +136,17 @@ class Planner:
                     calls += self._parts.exchanges.calls(c, source, target, in_place=in_place)
                 else:
                     calls.append(c)
+        kept = [name for name in self._fresh if name in plan.values]
+        plan.fed = tuple((name, tuple(parts.place(name).shape(plan.values[name]))) for name in kept)
+        plan.changing = tuple(made.changing for made in plan.levels)
         return plan
+
+    def _is_given(self, name: str) -> bool:
+        """Whether an input is a mask that grows, of a type that numpy has, read on the host."""
+        element = self._parts.elements[name]
+        on_host = self._parts.memory is self._parts.host and element is not None
+        known = name in known_feeds.FILLED and name in self._fresh
+        return known and on_host and element_dtype(element or 0).isbuiltin == 1
 
     def _plan_output(
         self, made: Level, index: int, name: str, values: Values, records: Sequence[Shapes]
