@@ -118,16 +118,20 @@ class Shown:
     def __post_init__(self) -> None:
         self._detokenizer = None if self.tokenizer is None else Detokenizer(self.tokenizer)
         self._stops = Stops(self.stops)
+        # Special tokens are not in the text, where a stop text is looked for.
+        self._marks = frozenset(() if self.tokenizer is None else self.tokenizer.unwritten(self.stops))
+        self._marked = False
 
     @property
     def stopped(self) -> bool:
         """Whether a stop text has come."""
-        return self._stops.found is not None
+        return self._marked or self._stops.found is not None
 
     def add(self, token: int) -> str:
         """What may be shown with this token."""
         if self._detokenizer is None:
             return ""
+        self._marked = self._marked or token in self._marks
         piece = self._stops.add(self._detokenizer.add(token))
         self.pieces.append(piece)
         return piece

@@ -17,7 +17,7 @@ from ranks.common.tensors import TensorSpec
 from ranks.state.feeds import FOLLOWING
 from ranks.tokens.scores import Scores
 from sharding.slices.state import LOGITS_FROM
-from sharding.slices.state_names import is_next
+from sharding.slices.state_names import is_next, outputs_for
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -170,6 +170,21 @@ class StatefulDecoder:
                 "positions and state whose inputs are called past... and whose outputs present..., of the "
                 "same type and number of axes"
             )
+        self._check_given(program)
+
+    def _check_given(self, program: Program) -> None:
+        """Raises `ConfigError` for state of an encoder's output that no graph computes, such as that of more
+        layers than the encoder was exported for."""
+        made = [] if self.encoder is None else [spec.name for spec in self.encoder.outputs]
+        made += [spec.name for spec in self.first.outputs if program is not self.first]
+        for state in self.states[id(program)]:
+            if state.cross and not state.present and not any(is_next(name, state.past) for name in made):
+                wanted = next(outputs_for(state.past))[0]
+                raise ConfigError(
+                    f"the decoder's input {state.past!r} is computed from what an encoder gives, but no "
+                    f"graph of the model does: expected an output {wanted!r}, found "
+                    f"{', '.join(map(repr, made[:8])) or 'no encoder'}; export encoder and decoder together"
+                )
 
     @property
     def rewinds(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -77,6 +77,13 @@ class Tokenizer:
     def id_of(self, token: str) -> int | None:
         """The id of a token, if there is one."""
         return self._inner.token_to_id(token)
+
+    def unwritten(self, texts: Iterable[str]) -> Iterator[int]:
+        """The ids of those texts that are special tokens, which `text` leaves out."""
+        for text in texts:
+            token = self.id_of(text)
+            if token is not None and not self.text([token]):
+                yield token
 
 
 def _load(path: Path) -> _Library:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -127,6 +129,20 @@ def test_what_an_encoder_is_not_given(
     folder = read_folder(folders[form])
     with pytest.raises(ConfigError, match=re.escape(message)):
         generate(build(folder, program), prompt, inputs=inputs, manner=folder.manner)
+
+
+def test_an_encoder_of_fewer_layers_than_its_decoder_is_refused_at_once(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folders["genai"], tmp_path / "model")
+    encoder = onnx.load(folder / "encoder.onnx")
+    kept = [value for value in encoder.graph.output if value.name != "present_value_cross_0"]
+    del encoder.graph.output[:]
+    encoder.graph.output.extend(kept)
+    onnx.save(encoder, folder / "encoder.onnx")
+    message = "expected an output 'present_value_cross_0', found 'hidden_states', 'present_key_cross_0'"
+    with pytest.raises(ConfigError, match=rf"input 'past_value_cross_0' .*{message}"):
+        build(read_folder(folder), program)
 
 
 def test_on_ranks(folders: dict[str, Path]) -> None:

@@ -217,6 +217,25 @@ def test_events_and_text(tmp_path: Path) -> None:
     assert all("b" not in str(item.text) for item in best.finish()) and decoder.open == 0
 
 
+@pytest.mark.parametrize("options", [RANDOM, {"speculate": 2, **RANDOM}])
+def test_a_special_token_as_stop_text(tmp_path: Path, options: dict[str, Any]) -> None:
+    """It is in no text, but whoever writes it means it."""
+    tokenizer = Tokenizer(tokenizers_made.byte_level(tmp_path / "tokenizer.json"))
+    mark = tokenizer.id_of(tokenizers_made.END)
+    assert mark is not None
+    more: dict[str, Any] = {
+        "tokenizer": tokenizer, "max_new_tokens": 30,
+        "logit_bias": dict.fromkeys([*tokenizer.ids("abc"), mark], 50.0), **options,
+    }  # fmt: skip
+    decoder = TableDecoder(vocabulary=tokenizer.size)
+    whole = generate(decoder, PROMPT, **more).finish()[0]
+    place = whole.ids.index(mark)
+    assert 0 < place < 29 and tokenizers_made.END not in str(whole.text)
+    cut = generate(decoder, PROMPT, stop=["abcabcabc", tokenizers_made.END], **more).finish()[0]
+    assert (cut.reason, cut.ids) == ("stop", whole.ids[: place + 1])
+    assert cut.text == tokenizer.text(whole.ids[:place])
+
+
 def test_nothing_is_computed_before_it_is_asked_for() -> None:
     decoder = TableDecoder()
     with generate(decoder, PROMPT, max_new_tokens=1000) as made:
