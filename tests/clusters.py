@@ -46,7 +46,7 @@ mount --rbind {cgroups} /sys/fs/cgroup
 exec {sshd} -D -e -f /dev/null -p 22 -h {ssh}/hostkey -o ListenAddress={address} \
  -o AuthorizedKeysFile={ssh}/authorized_keys -o StrictModes=no -o UsePAM=no \
  -o PermitRootLogin=prohibit-password \
- -o PasswordAuthentication=no -o PidFile=none -o MaxStartups=100
+ -o PasswordAuthentication=no -o PidFile=none -o MaxStartups=100 -o SetEnv=TMPDIR={temporary}
 """
 SLURM_ON_ONE_MACHINE = """\
 SlurmUser=root
@@ -170,9 +170,12 @@ class Hosts:
     def _boot(self, name: str, address: str, ssh: Path) -> None:
         network = self._networks[name]
         server = shutil.which("sshd", path=_path())
+        # Hosts of one name, of tests that run side by side, must not meet in a common folder: Open MPI's
+        # daemons would take each other's files away.
         script = _HOST.format(
-            name=name, ssh=ssh, cgroups=self.folder / "cgroups", address=address, sshd=server
-        )
+            name=name, ssh=ssh, cgroups=self.folder / "cgroups", address=address, sshd=server,
+            temporary=self.folder / f"tmp-{name}",
+        )  # fmt: skip
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 [

@@ -202,12 +202,16 @@ class Job:
         with self.changed:
             if self._closing:
                 return
-            self.changed.wait_for(lambda: self._closing, SETTLE_SECONDS)
-            if not self.changed.wait_for(self._certain, GATHER_SECONDS) and self._silent():
+            until = self.changed.wait_for
+            until(lambda: self._closing, SETTLE_SECONDS)
+            until(self._certain, GATHER_SECONDS)
+            if self._remote:  # the others may notice first that the network to one of them is cut
+                until(lambda: not cause.echoes(self._troubles, self._done), LAST_WORDS_SECONDS)
+            if not self._certain() and self._silent():
                 # A rank is gone and only mpirun can tell why; Intel's does so when the others have ended too.
                 reports = self._handle.report_seconds
                 if self._remote:
-                    self.changed.wait_for(self._certain, reports)
+                    until(self._certain, reports)
                 self._hung_up = True
                 self._listener.close()
                 self.changed.wait_for(lambda: self._certain() or not self._silent(), reports)
@@ -252,8 +256,7 @@ class Job:
             started = len(self._peers) == self.world_size
             code = launched.code if launched is not None else None
             lost = None if self._launcher_died() else trouble
-            said, far = self._output.tail(None), self._far
-            short = self._handle.short
+            said, far, short = self._output.tail(None), self._far, self._handle.short
             return cause.launcher_error(self._launcher.name, code, said, started, lost, far=far, short=short)
         return cause.error_of(trouble, self._output.tail(trouble.rank), self._is_script, more=self._halted)
 
@@ -299,7 +302,6 @@ class Job:
         if isinstance(found, RankFailedError):
             self.abort(found)
         if self.failure is not None:
-            # A copy: raising one error object in several threads would mix their tracebacks.
             raise cause.copied(self.failure)
 
     def _look(self, waited: float, watch: halted.Watch) -> RankFailedError | None:
@@ -313,8 +315,7 @@ class Job:
 
     def _late(self, what: str, timeout: float) -> str:
         missing = [rank for rank in range(self.world_size) if rank not in self._peers]
-        said = self._output.tail(None) if missing else []
-        more = self._seen.in_sentences(self._peers.values())
+        said, more = self._output.tail(None) if missing else [], self._seen.in_sentences(self._peers.values())
         return late(what, timeout, missing, self._launcher.name, self._far, said, more)
 
     @property
@@ -351,8 +352,7 @@ class Job:
         fields: Mapping[str, object],
         tensors: dict[str, Array] | None = None,
     ) -> None:
-        """Sends one message to a rank. A rank that is gone is not an error here: its end is the job's
-        failure."""
+        """Sends a message to a rank. One that is gone is no error here: its end is the job's failure."""
         with contextlib.suppress(OSError):
             self._peers[rank].send(kind, fields, tensors)
 

@@ -65,6 +65,14 @@ def first(troubles: Sequence[Trouble]) -> Trouble | None:
     return next((item for item in troubles if not item.secondary), None) or next(iter(troubles), None)
 
 
+def echoes(troubles: Mapping[int, Trouble], done: Collection[int]) -> bool:
+    """Whether all that is known are echoes of a rank of which nothing is known yet; ``done``: those that have
+    ended well."""
+    lost = [item.error.get("peer") for item in troubles.values() if item.secondary and item.error is not None]
+    known = {*done, *troubles}
+    return len(lost) == len(troubles) and any(isinstance(rank, int) and rank not in known for rank in lost)
+
+
 def unlike(answer: Mapping[str, object]) -> dict[str, object]:
     """As the error that ends it, the answer of a rank that could not compute what another one could."""
     text = str(answer.get("message")).rstrip(".")
@@ -221,7 +229,7 @@ def _signal(code: int) -> signal.Signals | None:
 
 
 def copied(error: RankFailedError | LaunchError) -> RankFailedError | LaunchError:
-    """The same error as another object."""
+    """The same error as another object: raising one in several threads would mix their tracebacks."""
     if isinstance(error, RankFailedError):
         fields = ("rank", "host", "details", "code", "usage")
         return RankFailedError(str(error), **{name: getattr(error, name) for name in fields})

@@ -106,6 +106,7 @@ class Control:
                 "traceback": trace[-_MAX_TEXT:],
                 "expected": short or isinstance(error, ShardrunError),
                 "secondary": isinstance(error, PeerLostError),
+                "peer": error.peer if isinstance(error, PeerLostError) else None,
                 "usage": is_usage(error),
             },
         )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
 import os
 import socket
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +44,59 @@ _NCCL = {
 """How torch's NCCL group is told to leave errors to us. It takes these from the environment alone, when it is
 made."""
 _ORDERLY, _ABORT = 10.0, 20.0  # seconds to leave, and to end what a device does: a library may hang
+_LAST = 20.0  # seconds for what of it goes on at the interpreter's end
+
+
+class Leaving:
+    """How this process leaves its groups, which a library may hang in. One per process.
+
+    ``groups``: those to leave before the interpreter ends. A thread that comes back from C++ after that would
+    end the process by SIGABRT; so what is left over then is waited for, or else the process ends at once.
+    """
+
+    def __init__(self) -> None:
+        self.groups: weakref.WeakSet[TorchGroups] = weakref.WeakSet()
+        self._left_over: list[_thread.LockType] = []
+        atexit.register(self._end)
+        os.register_at_fork(after_in_child=self._left_over.clear)
+
+    def within(self, seconds: float, call: Callable[[], None]) -> bool:
+        """Whether ``call`` came to its end in time; where it did not, it goes on in a thread of its own.
+
+        Finalizers call this, and so does whichever thread collects garbage, maybe while it starts another
+        one: `threading.Thread` would wait for a lock that this thread holds.
+        """
+        done = _thread.allocate_lock()
+        done.acquire()
+
+        def work() -> None:
+            try:
+                call()
+            finally:
+                done.release()
+
+        try:
+            _thread.start_new_thread(work, ())
+        except RuntimeError:  # the interpreter is ending and starts no more threads
+            work()
+        if done.acquire(timeout=seconds):
+            return True
+        self._left_over.append(done)
+        return False
+
+    def _end(self) -> None:
+        for groups in list(self.groups):
+            groups.leave()
+        deadline = time.monotonic() + _LAST
+        for done in self._left_over:
+            if not done.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                for stream in (sys.stdout, sys.stderr):
+                    with contextlib.suppress(OSError, ValueError, AttributeError):
+                        stream.flush()
+                os._exit(int(getattr(sys, "last_type", None) is not None))
+
+
+LEAVING = Leaving()
 
 
 class TorchGroups:
@@ -96,8 +151,8 @@ class TorchGroups:
             return
         self.open = False
         # Also for Gloo: where its group is torch's first, those of devices end with it.
-        if not _within(_ORDERLY, self._destroy):
-            _within(_ABORT, partial(self._abort, None))
+        if not LEAVING.within(_ORDERLY, self._destroy):
+            LEAVING.within(_ABORT, partial(self._abort, None))
 
     def abort(self, first: object = None) -> None:
         """Ends what the device still does for these groups, and leaves them.
@@ -109,7 +164,7 @@ class TorchGroups:
         if not self.open:
             return
         self.open = False
-        _within(_ABORT, partial(self._abort, first))
+        LEAVING.within(_ABORT, partial(self._abort, first))
 
     def _destroy(self) -> None:
         for group in self._made():
@@ -171,6 +226,8 @@ class Membership:
         self._store: Store | None = None
         self._file = -1
         self._leave = weakref.finalize(self, self.groups.leave)
+        self._leave.atexit = False
+        LEAVING.groups.add(self.groups)
         try:
             _check_world(dist, identity)
             if identity.shares_host:
@@ -294,23 +351,3 @@ def _check_world(dist: ModuleType, identity: Identity) -> None:
             )
 
 
-def _within(seconds: float, call: Callable[[], None]) -> bool:
-    """Whether ``call`` came to its end in time; where it did not, it goes on in a thread of its own.
-
-    Finalizers call this, and so does whichever thread collects garbage, maybe while it starts another one:
-    `threading.Thread` would wait for a lock that this thread holds.
-    """
-    done = _thread.allocate_lock()
-    done.acquire()
-
-    def work() -> None:
-        try:
-            call()
-        finally:
-            done.release()
-
-    try:
-        _thread.start_new_thread(work, ())
-    except RuntimeError:  # the interpreter is ending and starts no more threads
-        work()
-    return done.acquire(timeout=seconds)

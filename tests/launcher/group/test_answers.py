@@ -76,6 +76,16 @@ def test_an_echo_is_not_the_first_cause() -> None:
     assert cause.first([Trouble(3, "h"), own]).told is False  # type: ignore[union-attr]
 
 
+def test_an_echo_of_a_rank_that_is_not_heard_yet() -> None:
+    """Of a network that is cut, a rank may know before the launcher does."""
+    lost = {"message": "rank 1 is gone", "secondary": True}
+    echo, vague = Trouble(0, "h", error={**lost, "peer": 1}), Trouble(2, "h", error={**lost, "peer": None})
+    assert cause.echoes({0: echo}, ()) and cause.echoes({2: vague, 0: echo}, {3})
+    assert not cause.echoes({0: echo}, {1}) and not cause.echoes({2: vague}, ()) and not cause.echoes({}, ())
+    assert not cause.echoes({0: echo, 1: Trouble(1, "h", ended=Ended(1, None, cause.SILENT))}, ())
+    assert not cause.echoes({0: echo, 3: Trouble(3, "h", error={"message": "no memory"})}, ())
+
+
 def test_what_a_rank_says_of_itself_reaches_the_user() -> None:
     told = {"type": "DataError", "message": "no such input", "expected": True, "traceback": "frames"}
     error = cause.error_of(Trouble(1, "h", error={**told, "usage": True}), ["last line"])

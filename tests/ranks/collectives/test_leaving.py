@@ -1,0 +1,57 @@
+"""A process that ends while a library is still at work on its groups: it ends as it would without."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.cli_tools import environment
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+SCRIPT = """
+import sys, time
+from datetime import timedelta
+import torch.distributed as dist
+from ranks.collectives.torch import group as groups
+from ranks.run import group
+
+class Slow:
+    def __del__(self):  # when the interpreter is being taken apart, and threads may no longer run Python
+        time.sleep(1.5)
+
+slow, store = Slow(), dist.HashStore()
+destroy = groups.TorchGroups._destroy
+
+def hangs(self):
+    destroy(self)
+    try:
+        store.wait(["nobody"], timedelta(seconds=float(sys.argv[1])))
+    except Exception:
+        pass
+
+groups._ORDERLY = groups._ABORT = 0.1
+groups._LAST = 20.0 if float(sys.argv[1]) < 20 else 0.1
+groups.TorchGroups._destroy = hangs
+group.join(collectives="gloo")
+print("joined")
+if sys.argv[2] == "leave":
+    group.leave()
+"""
+
+
+@pytest.mark.parametrize(("seconds", "how"), [(0.7, "leave"), (100, "forget")])
+def test_it_ends_well(tmp_path: Path, seconds: float, how: str) -> None:
+    """A thread of a library that came back after the interpreter would end it by SIGABRT."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.cli", "exec", "--ranks", "2", "--launcher", "local", "--collectives",
+         "gloo", script, str(seconds), how],
+        env=environment(), capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("joined") == 2
