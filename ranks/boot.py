@@ -75,7 +75,7 @@ def main(program: Sequence[str]) -> None:
         if program[0] == "serve":
             from ranks.run.serve import serve
 
-            serve(identity, control, *program[1:4], copy=told.copy)
+            serve(identity, control, *program[1:4], told=told)
         else:
             from ranks.compat import run_script
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from launcher.common.logs import Logs
     from launcher.group.control import Peer
     from launcher.job.rank_table import RankTable
+    from launcher.starters.staging.copies import Copy
     from ranks.common.progress import Progress
     from ranks.talk.wire import Message
 
@@ -126,7 +127,7 @@ class JobArguments(TypedDict):
     logs: Logs | None
 
 
-def _told(table: RankTable | None, copies: Mapping[int, str]) -> list[Told]:
+def _told(table: RankTable | None, copies: Mapping[int, Copy]) -> list[Told]:
     """What each rank is told of its place; nothing where there is nothing to tell."""
     if table is None:
         return []
@@ -135,16 +136,21 @@ def _told(table: RankTable | None, copies: Mapping[int, str]) -> list[Told]:
         cores = apart([device.cores for device in there])
         alone |= {device.rank: own for device, own in zip(there, cores, strict=True)}
     found = [
-        Told(device.cores, device.interface, alone[device.rank], copies.get(device.rank, ""))
+        Told(device.cores, device.interface, alone[device.rank], *_names(copies.get(device.rank)))
         for device in table.devices
     ]
     return found if any(told != NOTHING for told in found) else []
 
 
+def _names(copy: Copy | None) -> tuple[str, str]:
+    """The key of a copy, and the name of the model in it; "" where there is none."""
+    return ("", "") if copy is None else (copy.key, copy.file)
+
+
 def _staged(
     how: Start, launcher: base.Launcher, program: Sequence[str], environment: Mapping[str, str]
-) -> dict[int, str]:
-    """The keys of the copies that ranks load, which are made now."""
+) -> dict[int, Copy]:
+    """The copies that ranks load, which are made now."""
     if not how.placement.stage or how.table is None or program[0] != "serve":
         return {}
     from launcher.starters.staging.copies import needed
@@ -154,7 +160,7 @@ def _staged(
     if not copies:
         return {}
     send(launcher, copies, environment, how.seconds, how.hang_seconds)
-    return {rank: copy.key for copy in copies for rank in copy.ranks}
+    return {rank: copy for copy in copies for rank in copy.ranks}
 
 
 def _on_hosts(how: Start, size: int) -> Start:
