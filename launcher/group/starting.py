@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_WHOLE = 1000
+
 
 def prepared(
     how: Start, size: int, progress: Progress | None = None
@@ -86,25 +88,30 @@ class StartedJob(Job):
         **how: Unpack[JobArguments],
     ) -> None:
         self._told, self._progress = told, progress
-        self._loaded: dict[int, float] = {}
+        self._loaded: dict[int, int] = {}
+        self._sum = 0  # of these, which are in thousandths of a model
         self._showing = threading.Lock()
         super().__init__(launcher, program, **how)
 
     def loaded(self) -> float:
         """How many ranks are ready, with what the others have loaded as parts of one. With the lock held."""
-        return len(self.ready) + sum(part for rank, part in self._loaded.items() if rank not in self.ready)
+        return self._sum / _WHOLE
 
     def _message(self, peer: Peer, message: Message) -> None:
+        done, total = message.fields.get("done"), message.fields.get("total")
+        if message.kind is Kind.READY:
+            self._has_loaded(peer.rank, _WHOLE)
         if message.kind is not Kind.LOADING:
             super()._message(peer, message)
-            return
-        done, total = message.fields.get("done"), message.fields.get("total")
-        if not (isinstance(done, int) and isinstance(total, int) and 0 <= done <= total and total):
-            return
+        elif isinstance(done, int) and isinstance(total, int) and 0 <= done <= total and total:
+            self._has_loaded(peer.rank, done * _WHOLE // total)
+
+    def _has_loaded(self, rank: int, part: int) -> None:
         with self.changed:
-            self._loaded[peer.rank] = done / total
+            self._sum += part - self._loaded.get(rank, 0)
+            self._loaded[rank] = part
             self.changed.notify_all()
-            whole = sum(self._loaded.values()), len(self._loaded)
+            whole = self._sum / _WHOLE, len(self._loaded)
         if self._progress is not None:
             with self._showing:
                 self._progress(*whole)
