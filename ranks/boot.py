@@ -31,6 +31,8 @@ USAGE = "usage: python -m ranks.boot serve MODEL [TARGET [PRECISION]] | exec SCR
 
 _FAR = "tcp:"
 """How the control channel's address begins where the launcher may be on another host."""
+_MOST_TOLD = 500
+"""How often in a second all ranks together tell how far they have loaded, about."""
 _SPARE = 6
 """Descriptors that are given up to report an error: modules are imported for it, which takes files."""
 
@@ -69,13 +71,16 @@ def main(program: Sequence[str]) -> None:
             from ranks.talk.control import Control
 
             control = Control.connect(address, settings.JOB.text(), rank, identity.world_size, identity.host)
-            from ranks.common.progress import LOADING
+            from ranks.common.progress import LOADING, PAUSE_SECONDS
             from ranks.identity.binding import bind
             from ranks.talk.frame import Kind
             from ranks.talk.title import name_process
 
             tell = control.send
-            LOADING.listen(lambda done, total: tell(Kind.LOADING, {"done": done, "total": total}))
+            LOADING.listen(
+                lambda done, total: tell(Kind.LOADING, {"done": done, "total": total}),
+                pause=max(PAUSE_SECONDS, identity.world_size / _MOST_TOLD),
+            )
             if settings.TOLD.text():
                 told = control.told()
             bind(identity, told)
@@ -83,7 +88,7 @@ def main(program: Sequence[str]) -> None:
         if program[0] == "serve":
             from ranks.run.serve import serve
 
-            serve(identity, control, *program[1:4], copy=told.copy)
+            serve(identity, control, *program[1:4], told=told)
         else:
             from ranks.compat import run_script
 

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 HELP = "list or clear what is kept between runs"
 DESCRIPTION = """\
-Lists and clears the cache: sliced models (slices), models converted to ONNX (converted), hashes of model
-files (hashes), optimised models with packed weights, which several processes hold once (weights), models
-optimised for a GPU whose weights processes share (device), and models that the example and the benchmarks of
-the source tree exported (minilm, benchmarks). All of it is made again when it is needed. The
-cache is $SHARDRUN_CACHE, else $XDG_CACHE_HOME/shardrun, else ~/.cache/shardrun. When something is added that
-makes it larger than $SHARDRUN_CACHE_LIMIT, what was not used for longest and is not in use goes."""
+Lists and clears the cache: sliced models (slices), models converted to ONNX (converted), rank models that
+`--stage` copied (staged), hashes of model files (hashes), optimised models with packed weights, which several
+processes hold once (weights), models optimised for a GPU whose weights processes share (device), and models
+that the example and the benchmarks of the source tree exported (minilm, benchmarks). All of it is made again
+when it is needed. The cache is $SHARDRUN_CACHE, else $XDG_CACHE_HOME/shardrun, else ~/.cache/shardrun.
+When something is added that makes it larger than $SHARDRUN_CACHE_LIMIT, what was not used for longest and is
+not in use goes."""
 EPILOG = """\
 examples:
   shardrun cache list
@@ -27,7 +28,7 @@ examples:
   shardrun cache clear
   shardrun cache clear weights hashes
 """
-_KINDS = ("slices", "converted", "hashes", "weights", "device", "minilm", "benchmarks")
+_KINDS = ("slices", "converted", "staged", "hashes", "weights", "device", "minilm", "benchmarks")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

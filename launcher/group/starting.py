@@ -28,10 +28,13 @@ if TYPE_CHECKING:
     from launcher.common.logs import Logs
     from launcher.group.control import Peer
     from launcher.job.rank_table import RankTable
+    from launcher.starters.staging.copies import Copy
     from ranks.common.progress import Progress
     from ranks.talk.wire import Message
 
 log = logging.getLogger(__name__)
+
+_WHOLE = 1000
 
 
 def prepared(
@@ -85,25 +88,30 @@ class StartedJob(Job):
         **how: Unpack[JobArguments],
     ) -> None:
         self._told, self._progress = told, progress
-        self._loaded: dict[int, float] = {}
+        self._loaded: dict[int, int] = {}
+        self._sum = 0  # of these, which are in thousandths of a model
         self._showing = threading.Lock()
         super().__init__(launcher, program, **how)
 
     def loaded(self) -> float:
         """How many ranks are ready, with what the others have loaded as parts of one. With the lock held."""
-        return len(self.ready) + sum(part for rank, part in self._loaded.items() if rank not in self.ready)
+        return self._sum / _WHOLE
 
     def _message(self, peer: Peer, message: Message) -> None:
+        done, total = message.fields.get("done"), message.fields.get("total")
+        if message.kind is Kind.READY:
+            self._has_loaded(peer.rank, _WHOLE)
         if message.kind is not Kind.LOADING:
             super()._message(peer, message)
-            return
-        done, total = message.fields.get("done"), message.fields.get("total")
-        if not (isinstance(done, int) and isinstance(total, int) and 0 <= done <= total and total):
-            return
+        elif isinstance(done, int) and isinstance(total, int) and 0 <= done <= total and total:
+            self._has_loaded(peer.rank, done * _WHOLE // total)
+
+    def _has_loaded(self, rank: int, part: int) -> None:
         with self.changed:
-            self._loaded[peer.rank] = done / total
+            self._sum += part - self._loaded.get(rank, 0)
+            self._loaded[rank] = part
             self.changed.notify_all()
-            whole = sum(self._loaded.values()), len(self._loaded)
+            whole = self._sum / _WHOLE, len(self._loaded)
         if self._progress is not None:
             with self._showing:
                 self._progress(*whole)
@@ -126,7 +134,7 @@ class JobArguments(TypedDict):
     logs: Logs | None
 
 
-def _told(table: RankTable | None, copies: Mapping[int, str]) -> list[Told]:
+def _told(table: RankTable | None, copies: Mapping[int, Copy]) -> list[Told]:
     """What each rank is told of its place; nothing where there is nothing to tell."""
     if table is None:
         return []
@@ -135,16 +143,21 @@ def _told(table: RankTable | None, copies: Mapping[int, str]) -> list[Told]:
         cores = apart([device.cores for device in there])
         alone |= {device.rank: own for device, own in zip(there, cores, strict=True)}
     found = [
-        Told(device.cores, device.interface, alone[device.rank], copies.get(device.rank, ""))
+        Told(device.cores, device.interface, alone[device.rank], *_names(copies.get(device.rank)))
         for device in table.devices
     ]
     return found if any(told != NOTHING for told in found) else []
 
 
+def _names(copy: Copy | None) -> tuple[str, str]:
+    """The key of a copy, and the name of the model in it; "" where there is none."""
+    return ("", "") if copy is None else (copy.key, copy.file)
+
+
 def _staged(
     how: Start, launcher: base.Launcher, program: Sequence[str], environment: Mapping[str, str]
-) -> dict[int, str]:
-    """The keys of the copies that ranks load, which are made now."""
+) -> dict[int, Copy]:
+    """The copies that ranks load, which are made now."""
     if not how.placement.stage or how.table is None or program[0] != "serve":
         return {}
     from launcher.starters.staging.copies import needed
@@ -154,7 +167,7 @@ def _staged(
     if not copies:
         return {}
     send(launcher, copies, environment, how.seconds, how.hang_seconds)
-    return {rank: copy.key for copy in copies for rank in copy.ranks}
+    return {rank: copy for copy in copies for rank in copy.ranks}
 
 
 def _on_hosts(how: Start, size: int) -> Start:

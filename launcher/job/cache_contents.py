@@ -162,6 +162,7 @@ def _model(place: Path, made: str, otherwise: str) -> str:
 
 _converted = functools.partial(_model, made="from another format", otherwise="damaged")
 _exported = functools.partial(_model, made="exported", otherwise="not finished")
+_copied = functools.partial(_model, made="a copy for a rank", otherwise="a copy for a rank")
 
 
 def _on_device(place: Path) -> str:
@@ -173,5 +174,5 @@ def _on_device(place: Path) -> str:
 
 _SOURCES: dict[str, Callable[[Path], str]] = {
     "slices": _sliced, "converted": _converted, "device": _on_device, "minilm": _exported,
-    "benchmarks": _exported,
+    "benchmarks": _exported, "staged": _copied,
 }  # fmt: skip

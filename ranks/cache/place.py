@@ -52,6 +52,7 @@ _SEAL = re.escape(SEAL)
 FORMS = {
     "slices": Form(rf"\w{{0,40}}-\d+-{_DIGEST}", rf"{re.escape(FILE_NAME)}|{SLICE_FILE}|{_SEAL}", FILE_NAME),
     "converted": Form(rf"\w{{0,40}}-{_DIGEST}", rf".+\.onnx(\.data)?|{_SEAL}", SEAL),
+    "staged": Form(rf"\w{{0,40}}-{_DIGEST}", r".+", SEAL),
     "hashes": Form(rf"{_DIGEST}\.json"),
     "weights": Form(r"[0-9a-f]{32}\.(?:json|onnx|boot)|blobs|locks|work"),
     "device": Form("[0-9a-f]{32}", rf"graph\.onnx|weights\.data|model\.txt|{_SEAL}", "graph.onnx"),

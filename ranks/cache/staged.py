@@ -1,5 +1,5 @@
-"""Slice folders that the launcher has copied into the caches of a job's hosts, each with the files of that
-host's ranks."""
+"""What the launcher has copied into the caches of a job's hosts: slice folders, each with the files of that
+host's ranks, and rank models that were made elsewhere, each in a folder of its own."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from ranks.cache.intact import is_sealed
 from ranks.cache.locks import hold
 from ranks.cache.place import FORMS, place_of
 from ranks.errors import ShardrunError
+from ranks.identity.told import Told
 
-KIND = "slices"
+SLICES, RANK_MODEL = "slices", "staged"
+"""The kinds of things in the cache that copies are."""
 
 
-def here(path: str, key: str, host: str) -> str:
-    """The folder that a rank is to load for ``path``: its host's copy with that key, if there is one, which
-    stays as long as this process lives. Raises `ShardrunError` where neither is there."""
-    if key and FORMS[KIND].key(key) == key:
-        place = place_of(cache_folder(), KIND) / key
+def here(path: str, told: Told, host: str) -> str:
+    """What a rank is to load for ``path``: its copy, if the launcher has ``told`` of one, which stays as long
+    as this process lives. Raises `ShardrunError` where neither is there."""
+    kind = RANK_MODEL if told.file else SLICES
+    if told.copy and FORMS[kind].key(told.copy) == told.copy and "/" not in told.file:
+        root = cache_folder()
+        place = (place_of(root, "staged") if told.file else place_of(root, "slices")) / told.copy
         if not (hold(place) and is_sealed(place)):
             raise ShardrunError(
                 f"{place}, into which --stage copied {Path(path).name}, is not there any more on host "
                 f"{host}: run it again."
             )
-        return str(place)
+        return str(place / told.file)
     # A pattern names no file. The launcher has seen the path on its own host.
     if "{}" not in path and not os.path.lexists(path):
         raise ShardrunError(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[float, float], None]
 """Takes how much is done, and of how much."""
-_PAUSE_SECONDS = 0.2
+PAUSE_SECONDS = 0.2
 """Between two times at which it is told how far a model has loaded."""
 
 
@@ -28,13 +28,13 @@ class Loading:
 
     def __init__(self) -> None:
         self._tell: Progress | None = None
-        self._owner = 0
+        self._owner, self._pause = 0, PAUSE_SECONDS
         self._lock = threading.Lock()
         self._last = 0.0
 
-    def listen(self, tell: Progress) -> None:
-        """Has ``tell`` called from now on, in this process and none that it forks."""
-        self._tell, self._owner = tell, os.getpid()
+    def listen(self, tell: Progress, pause: float = PAUSE_SECONDS) -> None:
+        """Has ``tell`` called from now on, in this process and none that it forks, each ``pause`` seconds."""
+        self._tell, self._owner, self._pause = tell, os.getpid(), pause
 
     def report(self, done: int, total: int) -> None:
         """So much of a model is loaded; ``done`` is ``total`` in the end, and never before."""
@@ -42,7 +42,7 @@ class Loading:
             return
         with self._lock:
             now = time.monotonic()
-            if 0 < done < total and now - self._last < _PAUSE_SECONDS:
+            if 0 < done < total and now - self._last < self._pause:
                 return
             self._last = now
         self._tell(done, total)

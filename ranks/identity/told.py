@@ -11,18 +11,20 @@ from dataclasses import dataclass
 class Told:
     """ "" where nothing is said. ``cores`` and ``interface``: the processors to run on, and the network
     interface to reach other hosts by, as a rank table has them; ``alone``: whether no other rank of the job
-    runs on these processors; ``copy``: the key of the model's copy in the cache of the rank's host."""
+    runs on these processors; ``copy``: the key of the model's copy in the cache of the rank's host, and
+    ``file``: the rank's model in it, where it is no slice folder."""
 
     cores: str = ""
     interface: str = ""
     alone: bool = False
     copy: str = ""
+    file: str = ""
 
     @classmethod
     def of(cls, fields: Mapping[str, object]) -> Told:
         """From the fields of a message."""
-        cores, interface, copy = (str(fields.get(name, "")) for name in ("cores", "interface", "copy"))
-        return cls(cores, interface, fields.get("alone") is True, copy)
+        texts = {name: str(fields.get(name, "")) for name in ("cores", "interface", "copy", "file")}
+        return cls(**texts, alone=fields.get("alone") is True)
 
 
 NOTHING = Told()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 from ranks.common import large_pages
 from ranks.common.pulse import work
 from ranks.errors import CollectiveError, ShardrunError
+from ranks.identity.told import NOTHING
 from ranks.run.steps.follow import Lead, follow
 from ranks.run.steps.shown import Asking, shown
 from ranks.talk.wire import Kind, Message
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ranks.collectives.broadcast import Spreader
     from ranks.common.tensors import TensorSpec
     from ranks.identity.place import Identity
+    from ranks.identity.told import Told
     from ranks.run.rank_model import RankModel
     from ranks.talk.control import Control
     from ranks.talk.reports import Change, RunReport
@@ -33,11 +35,11 @@ def serve(
     target: str = "cpu",
     precision: str = "",
     *,
-    copy: str = "",
+    told: Told = NOTHING,
 ) -> None:
     """Joins the group, loads ``path`` on ``target`` and serves; returns when the launcher says stop.
 
-    ``precision``: the text of a `ranks.precision.request.Asked`; "" for none. ``copy``: the key of the copy
+    ``precision``: the text of a `ranks.precision.request.Asked`; "" for none. ``told``: may name a copy
     that stands for ``path`` on this host.
     """
     if control is None:
@@ -51,7 +53,7 @@ def serve(
     from ranks.run.target import load
 
     control.computes_here = target == "cpu"
-    path = staged.here(path, copy, identity.host)
+    path = staged.here(path, told, identity.host)
     began = time.perf_counter()
     asked = Asked.from_text(precision) if precision else None
     communicator, model = load(path, identity, target, asked=asked)

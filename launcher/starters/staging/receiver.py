@@ -35,8 +35,10 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Offer(TypedDict):
-    """What is to be copied: ``files`` with their bytes and SHA-256, into the cache under ``key``."""
+    """What is to be copied: ``files`` with their bytes and SHA-256, into the cache, as a thing of a ``kind``
+    under ``key``."""
 
+    kind: str
     key: str
     files: list[tuple[str, int, str]]
     environment: dict[str, str]
@@ -177,19 +179,20 @@ def _problem(receiver: Receiver, offer: Offer) -> str:
     from ranks.cache.folder import ELSEWHERE, cache_folder
     from ranks.cache.locks import expect
     from ranks.cache.place import FORMS, SEAL
-    from ranks.cache.staged import KIND
+    from ranks.cache.staged import RANK_MODEL, SLICES
     from ranks.common.waiting import HeldError
     from ranks.errors import ShardrunError
     from sharding.common.storage import why_unwritable
 
     # What is offered decides what is written where.
-    if FORMS[KIND].key(offer["key"]) != offer["key"]:
+    kind = offer["kind"]
+    if kind not in {SLICES, RANK_MODEL} or FORMS[kind].key(offer["key"]) != offer["key"]:
         return f"{offer['key']!r} is no name of a copy"
     for name, size, _ in offer["files"]:
         if name in {"", ".", "..", SEAL} or "/" in name or "\0" in name or size < 0:
             return f"{name!r} of {size} bytes cannot be a file of slices: slice the model again"
     try:
-        cache = Cache(KIND, cache_folder())
+        cache = Cache(kind, cache_folder())
         place = cache.get_or_make(offer["key"], receiver.receive, timeout=offer["timeout"], resume=True)
         expect(place, offer["timeout"])  # until the ranks hold it, which start when this process has ended
         receiver.say(place=str(place))

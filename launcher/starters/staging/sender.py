@@ -93,6 +93,7 @@ class _Sender:
         self.got = self.sent = 0
         self._launcher, self._silence = launcher, silence
         self._offer: Offer = {
+            "kind": copy.kind,
             "key": copy.key,
             "files": [(file.file, file.bytes, file.sha256) for file in copy.files],
             "environment": dict(environment),

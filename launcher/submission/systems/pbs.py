@@ -17,6 +17,7 @@ from launcher.submission.lines import Lines, saying_its_host
 from launcher.submission.options import SUBMIT, written_time
 from launcher.submission.tails import FileTail
 from ranks.common import sources
+from ranks.common.ranges import in_ranges
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]{0,229}", re.ASCII)
@@ -125,7 +126,8 @@ class Pbs(JobSystem):
         if self._nodes(submission) == 1:  # the ranks are this command's own
             words = [word for word in words if word != "--launcher=external"]
             words += [f"--launcher={_starter(submission)}", f"--ranks={submission.ranks}"]
-            words += ["--log-json"] * submission.job.log_json
+            tee, as_json = submission.job.tee, submission.job.log_json
+            words += [*([] if tee is None else [f"--tee={in_ranges(tee)}"]), *["--log-json"] * as_json]
         whole = " ".join([program(submission), *(quoted(word, index) for word in words)])
         whole = contained(submission, whole)
         if self._nodes(submission) == 1:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from tests.clusters import NAMES
@@ -114,6 +115,23 @@ def test_a_model_is_sliced_here_and_copied(apart: Apart) -> None:
     assert done.returncode == 0, done.stderr
     assert any("rank_1.onnx" in path for path in apart.kept())
     assert not any("rank_0" in path for path in apart.kept())
+
+
+def test_rank_models_made_elsewhere_are_copied(apart: Apart) -> None:
+    """Each rank's own file, with the weights beside it."""
+    for rank in range(2):
+        (apart.folder / "made" / f"rank_{rank}").mkdir(parents=True, exist_ok=True)
+        model = onnx.load(apart.slices / f"rank_{rank}.onnx")
+        onnx.save(
+            model, apart.folder / "made" / f"rank_{rank}" / "model.onnx", save_as_external_data=True,
+            location="weights", size_threshold=0,
+        )  # fmt: skip
+    words = ("run", apart.folder / "made" / "rank_{}" / "model.onnx", *TWO, "--launcher", "ssh", "--stage")
+    done = apart.run(*words)
+    assert done.returncode == 0, done.stderr
+    found = apart.there("find", apart.folder.parent, "-type", "f", "-path", "*/staged/*").splitlines()
+    names = {path.rpartition("/")[2] for path in found if not path.endswith(".lock")}
+    assert names == {"model.onnx", "weights", "complete.json"}
 
 
 @pytest.mark.parametrize("size", ["4m", "13m"])

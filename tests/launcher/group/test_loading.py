@@ -15,8 +15,8 @@ from tests.launcher.cli_tools import environment
 
 LOADS = """
 import sys
-from ranks.common import progress
-progress._PAUSE_SECONDS = 0.0
+from ranks.common.progress import LOADING
+LOADING._pause = 0.0
 from ranks.run import executor
 executor.load(sys.argv[1]).close()
 """
@@ -47,7 +47,7 @@ def test_what_ranks_of_a_script_load_is_told(tmp_path: Path, two_slices: Path, l
     )  # fmt: skip
     assert seen[-1] == (2, 2) and {total for _, total in seen} <= {1, 2}
     # Two sessions of each rank, and what is to be done after them.
-    parts = {round(done % 1 * 3) for done, _ in seen}
+    parts = {round(done * 3) % 3 for done, _ in seen}
     assert parts == {0, 1, 2}
 
 

@@ -17,10 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from launcher.errors import ConfigError, LaunchError
-from launcher.job.cache_contents import clear
+from launcher.job.cache_contents import clear, contents
 from launcher.job.ports import listen_tcp
 from launcher.job.rank_table import make_rank_table
 from launcher.starters.base import Handle, Launcher
@@ -31,6 +32,7 @@ from ranks.cache import staged
 from ranks.cache.folder import cache_folder
 from ranks.cache.limit import bound
 from ranks.cache.locks import PINS
+from ranks.identity.told import NOTHING, Told
 from sharding.errors import ShardError
 from tests.launcher import slices
 
@@ -194,7 +196,7 @@ def test_offers_that_cannot_be(tmp_path: Path, key: str, name: str, size: int) -
     """The host writes where the cache says, whatever it is offered."""
     cache = tmp_path / "there"
     offer = {
-        "key": key.replace("KEY", f"whole-1-{'0' * 24}"), "files": [(name, size, "0" * 64)],
+        "kind": "slices", "key": key.replace("KEY", f"whole-1-{'0' * 24}"), "files": [(name, size, "0" * 64)],
         "environment": {"SHARDRUN_CACHE": str(cache)}, "timeout": 5,
     }  # fmt: skip
     done = subprocess.run(
@@ -308,7 +310,7 @@ def test_a_copy_waits_for_its_ranks(folder: Path, tmp_path: Path, monkeypatch: p
     send(folder, cache)
     bound(cache, 1)
     assert place.is_dir() and clear(["slices"])[1]
-    staged.here(str(folder), copy.key, "h")  # another job's rank, which ends before
+    staged.here(str(folder), Told(copy=copy.key), "h")  # another job's rank, which ends before
     PINS.held.pop(place).close()
     bound(cache, 1)
     assert place.is_dir()
@@ -322,10 +324,37 @@ def test_what_cannot_be_copied(folder: Path, tmp_path: Path) -> None:
     (folder / "rank_1.data").unlink()
     with pytest.raises(ShardError, match=r"rank_1\.data, which rank 1 needs, does not exist"):
         needed(folder, TABLE)
+
+
+def test_rank_models_made_elsewhere(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank's own file, and its weights beside it, whatever folder each has."""
+    made = tmp_path / "made"
     for rank in range(4):
-        (folder / f"rank_{rank}.onnx").rename(tmp_path / f"model_{rank}.onnx")
-    with pytest.raises(ConfigError, match="--stage copies slice folders"):
-        needed(tmp_path / "model_{}.onnx", TABLE)
+        (made / f"rank_{rank}").mkdir(parents=True)
+        model = onnx.load(folder / f"rank_{rank}.onnx")
+        onnx.save(
+            model, made / f"rank_{rank}" / "model.onnx", save_as_external_data=True, location="w.data",
+            size_threshold=0,
+        )  # fmt: skip
+    copies = needed(made / "rank_{}" / "model.onnx", TABLE)
+    assert [(copy.host, copy.ranks) for copy in copies] == [
+        ("elsewhere.invalid", [1]), ("further.invalid", [2]), ("further.invalid", [3])
+    ]  # fmt: skip
+    assert [[file.file for file in copy.files] for copy in copies] == [["model.onnx", "w.data"]] * 3
+    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "there"))
+    sender.send(Channel(), copies, {"SHARDRUN_CACHE": os.environ["SHARDRUN_CACHE"]}, 20, 20)
+    for copy in copies:
+        found = Path(staged.here("gone", Told(copy=copy.key, file=copy.file), "h"))
+        for file in copy.files:
+            whole = (made / f"rank_{copy.ranks[0]}" / file.file).read_bytes()
+            assert (found.parent / file.file).read_bytes() == whole
+    assert {item.kind for item in contents(["staged"]).items} == {"staged"}
+    (made / "rank_1" / "w.data").unlink()
+    with pytest.raises(ConfigError, match=r"w\.data, of .*model\.onnx, cannot be read"):
+        needed(made / "rank_{}" / "model.onnx", TABLE)
+    (made / "rank_1" / "model.onnx").write_bytes(b"\x08\x09\xff")
+    with pytest.raises(ConfigError, match=r"model\.onnx cannot be read"):
+        needed(made / "rank_{}" / "model.onnx", TABLE)
 
 
 def test_a_rank_finds_its_copy(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,8 +362,9 @@ def test_a_rank_finds_its_copy(folder: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "there"))
     sender.send(Channel(), copies, {"SHARDRUN_CACHE": os.environ["SHARDRUN_CACHE"]}, 20, 20)
     places = [cache_folder() / "slices" / copy.key for copy in copies]
-    assert [staged.here(str(folder), copy.key, "h") for copy in copies] == [*map(str, places)]
-    assert staged.here(str(folder), "", "h") == staged.here(str(folder), "../x", "h") == str(folder)
+    assert [staged.here(str(folder), Told(copy=copy.key), "h") for copy in copies] == [*map(str, places)]
+    for told in (NOTHING, Told(copy="../x"), Told(copy=copies[0].key, file="../x")):
+        assert staged.here(str(folder), told, "h") == str(folder)
     (places[0] / "rank_1.data").write_bytes(b"")
     with pytest.raises(Exception, match="is not there any more on host h: run it again"):
-        staged.here(str(folder), copies[0].key, "h")
+        staged.here(str(folder), Told(copy=copies[0].key), "h")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from launcher.common.mpi_library import AS_ROOT
 from launcher.submission.systems import pbs
 from tests.launcher.cli_tools import save_mlp, shardrun
 
@@ -60,6 +63,23 @@ def test_a_job_on_one_node(folder: Path) -> None:
     assert failed.returncode == 2 and "none.npy" in failed.stdout, failed.stdout + failed.stderr
 
 
+def test_a_job_on_several_nodes(folder: Path) -> None:
+    """The nodes are this machine; mpirun is a real one."""
+    (folder / "nodes").write_text("localhost\nlocalhost\n")
+    own = {
+        "PATH": os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "STAND_IN": str(folder), "PBS_NODEFILE": str(folder / "nodes"), **AS_ROOT,
+    }  # fmt: skip
+    words = ("submit", "--pbs", "m.onnx", "--ranks", 2, "--nodes", 2, "--name", "it", "--env", "number=x")
+    done = shardrun(*words, "--output", "y.npz", cwd=folder, **own)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"[0@{os.uname().nodename}] wrote {folder}/y.npz\n" in done.stdout
+    assert "on host" not in done.stdout
+    done = shardrun(*words, "--log-json", "--tee", 0, cwd=folder, **own)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {(line["rank"], line["host"]) for line in lines} == {(0, os.uname().nodename)}
+
+
 def test_the_script_says_what_is_asked(folder: Path) -> None:
     lines = dry(
         folder, "--ranks", 4, "--nodes", 2, "--partition", "q", "--account", "us", "--time", "90",
@@ -78,6 +98,7 @@ def test_the_script_says_what_is_asked(folder: Path) -> None:
 
 def test_ranks_that_talk_by_mpi_are_started_by_it(folder: Path) -> None:
     assert "--launcher=local" in dry(folder, "--ranks", 2)
+    assert "--tee=0-1 --log-json\n" in dry(folder, "--ranks", 2, "--tee", "0,1", "--log-json")
     assert "--launcher=mpirun" in dry(folder, "--ranks", 2, "--collectives", "mpi")
 
 
