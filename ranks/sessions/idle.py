@@ -100,7 +100,7 @@ class _Watch:
         """Ends the thread. It may be the caller: the last to hold the `Idle`."""
         self._ended.set()
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread.ident != threading.get_ident():
             thread.join()
 
 
