@@ -40,7 +40,7 @@ def test_suite(backend: str, size: int) -> None:
         pytest.skip("a world of one rank is the same whatever the backend")
     need(backend)
     light = backend != "shm" and size > 2
-    options = {"light": light, "largest": 64 * MIB}
+    options = {"light": light, "largest": 8 * MIB if light else 64 * MIB}
     copied = backend == "gloo" and size > 2  # of two ranks each starts as a user's does
     world = worlds.run(backend, size, "suite", launcher=launcher(backend), copied=copied, **options)
     assert world.status in {None, 0}, str(world)
