@@ -38,6 +38,7 @@ class Kind(IntEnum):
     LIMIT = 11
     PING = 12
     PONG = 13
+    RESUME = 14
 
 
 def head(kind: Kind, header: Mapping[str, object], payload: int = 0) -> tuple[bytes, bytes]:

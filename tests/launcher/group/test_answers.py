@@ -1,41 +1,10 @@
-"""What a launcher makes of what ranks tell it: which answer counts, and which trouble was the first."""
+"""What a launcher makes of what ranks tell it: which trouble was the first."""
 
 from __future__ import annotations
 
-from launcher.group.answers import Answers
 from launcher.starters import cause
 from launcher.starters.base import Ended
 from launcher.starters.cause import Trouble
-from ranks.talk.wire import Kind, Message
-
-
-def answer(request: int, kind: Kind = Kind.RESULT) -> Message:
-    return Message(kind, {"request": request})
-
-
-def test_only_answers_to_the_request_in_progress_count() -> None:
-    answers = Answers()
-    assert not answers.expected
-    answers.begin(4)
-    assert answers.expected and not answers.came
-    answers.take(0, answer(3))  # to one that nobody waits for any more
-    answers.take(1, answer(3, Kind.FAILED))
-    answers.take(1, answer(4))  # rank 0 answers for all
-    assert answers.expected
-    last = answer(4)
-    answers.take(0, last)
-    assert answers.came and answers.result is last and not answers.expected
-
-
-def test_a_new_request_knows_nothing_of_the_one_before() -> None:
-    answers = Answers()
-    answers.begin(1)
-    answers.take(1, answer(1, Kind.FAILED))
-    answers.take(0, answer(1))
-    answers.dropped = True
-    assert answers.came and list(answers.failed) == [1]
-    answers.begin(2)
-    assert (answers.result, answers.failed, answers.dropped, answers.came) == (None, {}, False, False)
 
 
 def test_an_echo_is_not_the_first_cause() -> None:
