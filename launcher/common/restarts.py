@@ -25,6 +25,12 @@ def parse_restart(text: str) -> int:
     raise ConfigError(f"restart: expected {EXPECTED}, with N from 1 to {HIGHEST}, found {str(text)[:40]!r}")
 
 
+def parsed_restart(text: str) -> str:
+    """The text, if it says how often. Raises `ConfigError`."""
+    parse_restart(text)
+    return text
+
+
 def pause(number: int) -> float:
     """The seconds before the restart of this number, from 1, of a row."""
     return PAUSES[min(number, len(PAUSES)) - 1]

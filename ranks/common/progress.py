@@ -20,9 +20,12 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 @contextlib.contextmanager
-def progress(description: str, *, counted: bool = False) -> Iterator[Progress | None]:
+def progress(
+    description: str, *, counted: bool = False, text: Callable[[], str] | None = None
+) -> Iterator[Progress | None]:
     """A progress bar on standard error while the block runs: yields ``update(done, total)``, or None if
-    standard error is no terminal. It appears only after one second. ``counted``: it shows ``1/4`` too."""
+    standard error is no terminal. It appears only after one second. ``counted``: it shows ``1/4`` too;
+    ``text``: gives what else is shown."""
     if not is_terminal(sys.stderr):
         yield None
         return
@@ -45,7 +48,8 @@ def progress(description: str, *, counted: bool = False) -> Iterator[Progress | 
             bar = Bar(*columns, console=Console(stderr=True), transient=True)
             task = bar.add_task(description)
             bar.start()
-        bar.update(task, completed=done, total=total)
+        more = {} if text is None else {"description": text()}
+        bar.update(task, completed=done, total=total, **more)
 
     try:
         yield update

@@ -132,10 +132,10 @@ class Crew:
         self._in_row += 1
         self.restarts += 1
         seconds = pause(self._in_row)
+        why = str(failure).splitlines()[0].partition(". ")[0].rstrip(".")
         log.warning(
             "%s: the ranks are started again%s (%d of at most %d times in a row)",
-            str(failure).splitlines()[0].rstrip("."), f" in {seconds:g} s" if seconds else "",
-            self._in_row, self._most,
+            why, f" in {seconds:g} s" if seconds else "", self._in_row, self._most,
         )  # fmt: skip
         return not self._closing.wait(seconds)
 

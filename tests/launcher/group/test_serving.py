@@ -8,7 +8,6 @@ import itertools
 import os
 import signal
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -134,7 +133,7 @@ def test_what_is_wrong_in_a_series_is_said_in_its_place(
     found = []
     with pytest.raises(OSError, match="no more files"):
         for outputs in group.map(breaks()):
-            found.append(outputs)  # noqa: PERF402 - what came before the error
+            found.append(outputs)
     assert len(found) == 2
     for ahead in (0, -1, True, "2", 5000):
         with pytest.raises(ConfigError, match="ahead: expected a whole number from 1 to 4096"):
@@ -236,34 +235,28 @@ def test_ranks_that_die_come_again(
     assert right(whole, feeds(5), lasting.predict(feeds(5)))
 
 
-def test_a_death_in_every_request_ends_it(two_slices: Path, whole: onnxruntime.InferenceSession) -> None:
-    """A rank that dies as soon as it works: the request fails with that, and others are answered again."""
-    with start(two_slices, launcher="local", threads=1, restart="on-failure:2") as group:
-        stop = threading.Event()
+def test_a_request_that_ranks_die_over_twice_fails(
+    lasting: Group, whole: onnxruntime.InferenceSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the cause; what was asked beside it is answered."""
+    second: list[int] = []
+    attach = lasting._requests.attach
 
-        def killer() -> None:
-            seen: set[int] = set()
-            while not stop.is_set():
-                pids = [stats.pid for stats in group.stats] if group.state == "ready" else []
-                if pids and pids[1] not in seen and len(seen) < 2:
-                    os.kill(pids[1], signal.SIGSTOP)  # the request reaches it, and it dies over it
-                    time.sleep(0.3)
-                    os.kill(pids[1], signal.SIGKILL)
-                    seen.add(pids[1])
-                time.sleep(0.01)
+    def stopped(job: Any) -> None:
+        if not second:
+            os.kill(job.pid(1), signal.SIGSTOP)  # the request reaches it, and it dies over it
+            second.append(job.pid(1))
+        attach(job)
 
-        thread = threading.Thread(target=killer)
-        thread.start()
-        try:
-            assert wait_until(
-                lambda: Path(f"/proc/{group.stats[1].pid}/stat").read_text().split()[2] == "T", 10
-            )
-            with pytest.raises(RankFailedError, match="rank 1 on host .* was killed by SIGKILL"):
-                group.predict(feeds(0))
-            assert right(whole, feeds(1), group.predict(feeds(1)))
-        finally:
-            stop.set()
-            thread.join()
+    monkeypatch.setattr(lasting._requests, "attach", stopped)
+    os.kill(lasting.stats[1].pid, signal.SIGSTOP)
+    poison, other = lasting.submit(feeds(0)), lasting.submit(feeds(1))
+    os.kill(lasting.stats[1].pid, signal.SIGKILL)
+    assert wait_until(lambda: lasting.age == 1, SECONDS)
+    os.kill(second[0], signal.SIGKILL)
+    error = poison.exception(SECONDS)
+    assert isinstance(error, RankFailedError) and error.rank == 1 and "SIGKILL" in str(error)
+    assert right(whole, feeds(1), other.result(SECONDS)) and lasting.restarts == 2
 
 
 def test_ranks_that_cannot_come_again_end_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +279,7 @@ def test_closed_in_the_middle_of_a_restart(two_slices: Path, monkeypatch: pytest
         monkeypatch.setattr("launcher.group.serving.crew.pause", lambda number, seconds=seconds: seconds)
         group = start(two_slices, launcher="local", threads=1, restart="on-failure")
         os.kill(group.stats[0].pid, signal.SIGKILL)
-        assert wait_until(lambda: group.state == "restarting", 10)
+        assert wait_until(lambda group=group: group.state == "restarting", 10)
         future = group.submit(feeds(0))
         group.close()
         assert isinstance(future.exception(10), ShardrunError) and group.state == "closed"

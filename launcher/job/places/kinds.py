@@ -1,0 +1,36 @@
+"""Kinds of options whose values in a job file are paths beside it, or variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.job.places.placement import check_variables
+from launcher.job.values import Pairs, Several, Written
+
+if TYPE_CHECKING:
+    from launcher.job.values import Setting
+
+
+class Variables(Pairs):
+    """Variables of the environment by name."""
+
+    def read(self, value: object, where: str, folder: Path) -> dict[str, Setting]:
+        found = {name: str(text) for name, text in super().read(value, where, folder).items()}
+        check_variables(found, f"{where}.")
+        return found
+
+
+class Patterns(Several):
+    """Patterns of paths; in a job file they are relative to the file's own folder."""
+
+    def read(self, value: object, where: str, folder: Path) -> tuple[str, ...]:
+        return tuple(str(folder / text) for text in super().read(value, where, folder))
+
+
+class LinkOrFile(Written):
+    """A link, or the file that says it."""
+
+    def read(self, value: object, where: str, folder: Path) -> Setting:
+        named = isinstance(value, str) and "," not in value
+        return super().read(str(folder / str(value)) if named else value, where, folder)
