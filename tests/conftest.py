@@ -67,6 +67,7 @@ SLOW = (
     "launcher/starters/test_listening.py",
     "launcher/starters/test_mpirun.py",
     "launcher/job/test_optional_inputs.py",
+    "launcher/tasks/test_answers.py",
     "launcher/tasks/test_files.py",
     "launcher/tasks/test_outputs.py",
     "launcher/job/test_precision.py",

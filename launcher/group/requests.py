@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
     Outputs = dict[str, Array]
 
-MOST_WAITING = 1000
-"""Futures that may wait to be sent."""
-MOST_TRIES = 2  # of one request
+MOST_WAITING, MOST_TRIES = 1000, 2  # futures that may wait to be sent; and how often each is
 _INTERRUPTED = "This group's last request was interrupted: start another one."
 
 
@@ -51,8 +49,8 @@ class Requests:
     """
 
     def __init__(self, job: Job, again: Callable[[Job], None] | None = None) -> None:
-        """``again``: is called when the ranks of a job are lost, by a thread that must not wait, and has
-        `attach` or `end` called later; without it, what is asked fails with them."""
+        """``again``: is called, and must not wait, when the ranks of a job are lost; it has `attach` or `end`
+        called later. Without it, what is asked fails with them."""
         self._again = again
         self._sending, self._state = threading.Lock(), threading.Lock()
         self._space = threading.Condition(self._state)
@@ -110,7 +108,7 @@ class Requests:
 
     def _wait_for_space(self, *, block: bool) -> None:
         with self._state:
-            while len(self._waiting) >= self.most_waiting and self._down_for_good is None:
+            while len(self._waiting) >= self.most_waiting and self.ended is None:
                 if not block:
                     raise QueueFullError(f"{len(self._waiting)} requests wait already: try again later.")
                 self._space.wait(LOOK_SECONDS)
@@ -178,15 +176,16 @@ class Requests:
         return asked.result
 
     @property
-    def _down_for_good(self) -> RankFailedError | LaunchError | None:
+    def ended(self) -> RankFailedError | LaunchError | None:
+        """Why there are no ranks, and none come."""
         return self.down if self._again is None else None
 
     def _enter(self, asked: Asked, age: int | None) -> None:
         """Lets a request wait for its turn. Holds ``_state``."""
         self._job.check_owner()
-        if (down := self._down_for_good) is not None:
+        if (down := self.ended) is not None:
             raise cause.copied(down)
-        if age is not None and age != self.age:
+        if age is not None and (age != self.age or self.down is not None):
             assert self._last_cause is not None
             raise cause.copied(self._last_cause)
         if not self._flight:
@@ -219,8 +218,6 @@ class Requests:
                 self._sending.release()
 
     def _has_room(self) -> bool:
-        if not self._waiting:
-            return False
         with self._state:
             return self._fits()
 
@@ -365,7 +362,7 @@ class Requests:
 
     def attach(self, job: Job) -> None:
         """Other ranks are ready, in place of those that were lost: from now on they are asked."""
-        with job.changed:
+        with self._sending, job.changed:  # nobody is sending to the ranks before
             with self._state:
                 self._job, self.down = job, None
                 self.age += 1

@@ -59,7 +59,7 @@ class Crew:
             return "closed"
         if self.requests.down is None:
             return "ready"
-        return "restarting" if self._thread is not None and self._thread.is_alive() else "failed"
+        return "restarting" if self.requests.ended is None else "failed"
 
     def close(self) -> None:
         """Ends the ranks, and starts none again; returns when none is left. Safe to call twice. In a forked

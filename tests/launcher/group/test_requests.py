@@ -362,6 +362,8 @@ def test_a_step_of_a_session_is_not_repeated() -> None:
     thread.join(SECONDS)
     assert [str(error) for error in errors] == ["rank 0 was killed"]
     assert run.ended and isinstance(run.error, RankFailedError)
+    with pytest.raises(RankFailedError, match="rank 0 was killed"):  # before others are there
+        again.requests.predict({}, {"session": 1}, 0)
     again.revive()
     assert again.ranks.requests() == []
     with pytest.raises(RankFailedError, match="rank 0 was killed"):
