@@ -120,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
     job = gather({name: value for name, value in flags.items() if name not in GENERATE}, config)
     if job.model is None:
         raise ConfigError("no model: expected a language model's folder, or `model:` in a job file")
+    model = job.model
     resume, keep_going = job.resume, job.keep_going
     job = replace(job, resume=False, keep_going=False, files=(), outputs=None)  # of `run`
     if resume and args.answers is None:
@@ -132,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
         args.prompt, args.ids, args.prompts, args.chat, none=bool(args.arrays), keep_going=keep_going
     )
     task = Task(
-        job.model,
+        model,
         options,
         prompts,
         args.texts,

@@ -193,7 +193,8 @@ class Group(ReadyModel):
 
         self._check_open()
         with self._lock:  # two hosts would give two sessions one number
-            if self._host is None or self._host.age != self.age:
+            # Of ranks that are lost: what is asked waits for those that come.
+            if self._host is None or self._host.age != self.age or self._requests.down is not None:
                 told = self._requests.ask(wire.Kind.SESSION, {"change": "describe"}).fields
                 self._host = RanksHost(self, cast("StateReport", told))
         return self._host
