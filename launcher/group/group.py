@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from launcher.group.serving.crew import State
     from launcher.group.serving.runs import RanksRun
     from launcher.group.session import RanksHost
+    from launcher.group.starting import StartedJob
     from launcher.group.watch import Job
     from ranks.common.progress import Progress
     from ranks.state.session import Wish
@@ -55,7 +56,7 @@ class Group(ReadyModel):
 
     def __init__(
         self,
-        begin: Callable[[int], Job],
+        begin: Callable[[int], StartedJob],
         timeout: float,
         model: Path,
         progress: Progress | None = None,
@@ -276,7 +277,7 @@ def _started(path: Path, how: Start) -> Group:
     reference = refer(path)
     reference.check()
     size = count_ranks(reference, how)
-    begin = prepared(how, size, how.progress)
+    begin = prepared(how, size)
     made = sliced_for(path, size, how) if reference.kind == "file" else path
     if made.is_dir():
         warn_unsplit(made, path)

@@ -304,11 +304,10 @@ class Requests:
 
     def took(self) -> None:
         """After `take`, with no lock held: sends what there is room for now."""
-        if self._after:
-            with self._state:
-                after, self._after = self._after, []
-            for call in after:
-                call()
+        with self._state:
+            after, self._after = self._after, []
+        for call in after:
+            call()
         self._pump()
 
     def _failed(self, asked: Asked, rank: int, fields: Mapping[str, object]) -> None:
@@ -380,8 +379,7 @@ class Requests:
         with self._job.changed, self._state:
             self._again = None
             self.down = self._last_cause = error
-            waiting = list(self._waiting)
-            self._waiting.clear()
+            waiting, self._waiting = self._waiting, deque()
             for asked in waiting:
                 self._finish(asked, None, cause.copied(error))
             self._space.notify_all()

@@ -29,7 +29,11 @@ class Crew:
     """Ranks, and what they are asked. ``restarts``: how often they were started again."""
 
     def __init__(
-        self, begin: Callable[[int], StartedJob], timeout: float, most: int = 0, progress: Progress | None = None
+        self,
+        begin: Callable[[int], StartedJob],
+        timeout: float,
+        most: int = 0,
+        progress: Progress | None = None,
     ) -> None:
         """``begin``: starts ranks, given how often they were started before; ``timeout``: seconds until they
         must be ready; ``most``: how often in a row they are started again where they answer nothing.

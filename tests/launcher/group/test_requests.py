@@ -18,6 +18,7 @@ from launcher.group.answers import NoAnswers
 from launcher.group.requests import PredictError, Requests
 from launcher.group.serving.flight import MOST_BYTES
 from launcher.group.serving.runs import RanksRun
+from launcher.starters import cause
 from ranks.errors import QueueFullError
 from ranks.talk import area, wire
 from tests.launcher.processes import wait_until
@@ -75,7 +76,9 @@ class _Ranks:
     def tell(self, rank: int, kind: wire.Kind, number: int, tensors: Any = None, **fields: Any) -> None:
         """What a rank says."""
         with self.changed:
-            self.answers.take(rank, wire.Message(kind, {"request": number, **fields}, tensors or {}))
+            unlike = self.answers.take(rank, wire.Message(kind, {"request": number, **fields}, tensors or {}))
+            if unlike is not None:  # as `Job` does
+                self.fail(cause.error_of(cause.Trouble(unlike[0], "h", cause.unlike(unlike[1])), ()))
         self.answers.took()
 
     def result(self, number: int, value: int = 0) -> None:
@@ -245,8 +248,9 @@ def test_ranks_that_fail_alike_go_on_when_all_have(ranks: _Ranks) -> None:
     ]  # fmt: skip
     ranks.result(2, 2)
     assert value(futures[1]) == 2
-    ranks.tell(1, wire.Kind.FAILED, 2, message="after all")  # rank 0 has answered: that rank goes on, too
-    assert ranks.sent[-1] == (1, wire.Kind.RESUME, {"request": 2})
+    ranks.tell(1, wire.Kind.FAILED, 2, message="after all")  # rank 0 has answered
+    with pytest.raises(RankFailedError, match="rank 1 on host h: after all. Other ranks did not fail alike"):
+        requests.predict({}, {})
 
 
 def test_ranks_that_do_not_fail_alike_end(ranks: _Ranks) -> None:
@@ -255,7 +259,7 @@ def test_ranks_that_do_not_fail_alike_end(ranks: _Ranks) -> None:
     future = requests.submit({"x": np.zeros(1)})
     ranks.tell(1, wire.Kind.FAILED, 1, message="too long")
     ranks.result(1)
-    with pytest.raises(RankFailedError, match="rank 1 on host h: too long\nOther ranks did not fail alike"):
+    with pytest.raises(RankFailedError, match="rank 1 on host h: too long. Other ranks did not fail alike"):
         future.result(SECONDS)
 
 
