@@ -44,12 +44,13 @@ def test_a_rank_that_could_not_compute_what_rank_0_could_is_out_of_step(turn: st
     order = [(1, failed), (0, good)] if turn == "before" else [(0, good), (1, failed)]
     with ranks.changed:
         told = [requests.take(*order[0])]
-    if turn == "late":
+    if turn != "before":
         assert first.result(20) == {}
+    if turn == "late":
         requests.submit({"x": np.zeros(1)})
     with ranks.changed:
         told.append(requests.take(*order[1]))
-    assert told == [None, (1, failed.fields)] and first.done() == (turn != "before")
+    assert told == [None, (1, failed.fields)] and (first.done() or turn == "before")
     assert (1, Kind.RESUME) not in ranks.sent
     error = cause.error_of(Trouble(1, "h", error=cause.unlike(failed.fields)), [])
     assert str(error) == "rank 1 on host h: no memory. Other ranks did not fail alike."
