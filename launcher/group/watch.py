@@ -302,15 +302,15 @@ class Job:
         if isinstance(found, RankFailedError):
             self.abort(found)
         if self.failure is not None:
-            # A copy: raising one error object in several threads would mix their tracebacks.
-            raise cause.copied(self.failure)
+            raise cause.copied(self.failure)  # else the tracebacks of several threads would mix
 
     def look(self, watch: halted.Watch) -> None:
         """One look for stopped ranks; ends all where one has been stopped for too long."""
         with self.changed:
-            found = watch.look(self._peers.values())
+            if (found := watch.look(self._peers.values())) is not None:
+                self.fail(found)  # now: it may have gone on to show its stacks, and answer
         if found is not None:
-            self.abort(found)
+            self._end()
 
     def _look(self, waited: float, watch: halted.Watch) -> RankFailedError | None:
         """Says, once, for which hosts and stopped ranks it waits; what is to end the wait."""

@@ -249,7 +249,7 @@ def test_ranks_that_fail_alike_go_on_when_all_have(ranks: _Ranks) -> None:
     ranks.result(2, 2)
     assert value(futures[1]) == 2
     ranks.tell(1, wire.Kind.FAILED, 2, message="after all")  # rank 0 has answered
-    with pytest.raises(RankFailedError, match="rank 1 on host h: after all. Other ranks did not fail alike"):
+    with pytest.raises(RankFailedError, match=r"rank 1 on host h: after all\. Other ranks did not fail alike"):
         requests.predict({}, {})
 
 
@@ -259,7 +259,7 @@ def test_ranks_that_do_not_fail_alike_end(ranks: _Ranks) -> None:
     future = requests.submit({"x": np.zeros(1)})
     ranks.tell(1, wire.Kind.FAILED, 1, message="too long")
     ranks.result(1)
-    with pytest.raises(RankFailedError, match="rank 1 on host h: too long. Other ranks did not fail alike"):
+    with pytest.raises(RankFailedError, match=r"rank 1 on host h: too long\. Other ranks did not fail alike"):
         future.result(SECONDS)
 
 
