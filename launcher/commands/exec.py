@@ -30,7 +30,8 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.usage = "shardrun exec [OPTION ...] SCRIPT.py [ARGUMENT ...]"
-    add_groups(parser, RANKS, but={"stage"})  # nobody knows which files a script reads
+    # Nobody knows which files a script reads, nor what it has done when a rank is lost.
+    add_groups(parser, RANKS, but={"stage", "restart"})
     parser.add_argument(
         "--target", choices=("cpu",), default=ABSENT,
         help="run on the CPU what names gpu or ascend, to try a job before it is submitted",

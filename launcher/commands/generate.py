@@ -6,9 +6,14 @@ import argparse
 from pathlib import Path
 
 from launcher.commands.options import ABSENT, PLANNED, add_described, add_groups, add_option, whole
+from launcher.common.restarts import NEVER
 from launcher.errors import ConfigError
 from launcher.job.options import RANKS, SLICING, TYPES
 
+ANSWERS = {
+    "resume": "leave out the prompts that are answered in --output already, and add the rest",
+    "keep_going": "say what is wrong with a prompt, and go on with the next",
+}
 HELP = "continue texts with a language model on several ranks"
 DESCRIPTION = """\
 Continues prompts with a language model, and prints the text as it comes. A model is a folder as ONNX Runtime
@@ -20,6 +25,7 @@ examples:
   shardrun generate llama --ranks 2 --prompt "Once upon a time" --max-new-tokens 100
   shardrun generate llama --ranks 2 --chat --prompt "What is ONNX?" --temperature 0.7 --top-p 0.9 --seed 1
   shardrun generate llama --ranks 2 --prompts questions.jsonl --json > answers.jsonl
+  shardrun generate llama --prompts questions.jsonl --output answers.jsonl --resume --keep-going
   shardrun generate decoder.onnx --ids 1,15043,29892 --max-new-tokens 20
   shardrun generate t5 --prompt "translate English to German: good morning" --beams 4
 
@@ -80,6 +86,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "searches, guesses and models with an encoder go one after another",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each prompt")
+    answers = parser.add_argument_group("many prompts")
+    answers.add_argument(
+        "--output", metavar="FILE.jsonl", dest="answers", type=Path,
+        help="write a line of JSON for each prompt to this file, as soon as it is answered",
+    )  # fmt: skip
+    for name in ("resume", "keep_going"):
+        add_option(answers, name, ANSWERS[name])
     parser.add_argument("--quiet", action="store_true", help="say nothing of times on standard error")
     parser.add_argument(
         "--config", metavar="JOB.yaml", type=Path, default=ABSENT,
@@ -89,6 +102,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generates as this process's place in the job demands."""
+    from dataclasses import replace
+
     from launcher.generation.options import GENERATE, GenerateOptions
     from launcher.job.job import gather
     from launcher.job.job_file import read_section
@@ -105,9 +120,20 @@ def run(args: argparse.Namespace) -> int:
     job = gather({name: value for name, value in flags.items() if name not in GENERATE}, config)
     if job.model is None:
         raise ConfigError("no model: expected a language model's folder, or `model:` in a job file")
-    prompts = Prompts(args.prompt, args.ids, args.prompts, args.chat, none=bool(args.arrays))
+    model = job.model
+    resume, keep_going = job.resume, job.keep_going
+    job = replace(job, resume=False, keep_going=False, files=(), outputs=None)  # of `run`
+    if resume and args.answers is None:
+        raise ConfigError("--resume: give --output too, the file of answers to go on with")
+    if job.restart != NEVER and args.answers is None and not args.json:
+        raise ConfigError(
+            "--restart: give --output or --json too: a text that is printed as it comes cannot be begun again"
+        )
+    prompts = Prompts(
+        args.prompt, args.ids, args.prompts, args.chat, none=bool(args.arrays), keep_going=keep_going
+    )
     task = Task(
-        job.model,
+        model,
         options,
         prompts,
         args.texts,
@@ -116,6 +142,8 @@ def run(args: argparse.Namespace) -> int:
         args.batch,
         args.json,
         args.quiet,
+        output=args.answers,
+        resume=resume,
     )
     return group_or_rank(
         job, lambda: generate_group(job, task), lambda identity: generate_rank(job, task, identity)

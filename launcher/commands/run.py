@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from launcher.commands.options import add_groups
-from launcher.job.options import DATA, ENCRYPTED, RANKS, SLICING, TYPES
+from launcher.job.options import DATA, ENCRYPTED, FILES, RANKS, SLICING, TYPES
 
 HELP = "run a model, or its slices, on several ranks"
 DESCRIPTION = """\
@@ -19,6 +19,7 @@ examples:
   shardrun run model.onnx --ranks 2 --launcher mpirun --input x.npz --output y.npz --repeat 10
   shardrun run slices --input x=x.bin --dim batch=4 --verify --against model.onnx
   shardrun run model.onnx --mesh data=2,tensor=2
+  shardrun run model.onnx --ranks 2 --inputs 'data/*.npz' --outputs out --keep-going --restart on-failure
   shardrun run 'rank_{}_model.onnx'
   shardrun run --config job.yaml --threads 4
   mpirun -n 2 shardrun run slices
@@ -34,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "model", metavar="MODEL.onnx|DIR|PATTERN", type=Path, nargs="?",
         help="a model, a folder made by `shardrun slice`, or rank models made elsewhere, {} for the rank",
     )  # fmt: skip
-    add_groups(parser, RANKS, TYPES, SLICING, ENCRYPTED, DATA)
+    add_groups(parser, RANKS, TYPES, SLICING, ENCRYPTED, DATA, FILES)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--quiet", action="store_true", help="print nothing but errors")
     shown.add_argument("--json", action="store_true", help="print outputs and summary as one JSON document")
@@ -53,6 +54,14 @@ def run(args: argparse.Namespace) -> int:
     job = merge(vars(args), args.config)
     identity = external_identity(job)
     show: Show = "json" if args.json else "nothing" if args.quiet else "table"
+    if job.files:
+        from launcher.tasks.batch import files_group, files_rank
+        from launcher.tasks.run import group_or_rank
+
+        own = replace(job, tee=()) if args.quiet else job
+        return group_or_rank(
+            job, lambda: files_group(own, show), lambda identity: files_rank(own, identity, show)
+        )
     if identity is not None:
         return run_rank(job, identity, show)
     run_group(replace(job, tee=()) if args.quiet else job, show)

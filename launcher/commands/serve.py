@@ -18,13 +18,13 @@ with SIGTERM or Ctrl-C."""
 EPILOG = """\
 examples:
   shardrun serve model.onnx --ranks 2
-  shardrun serve llama --ranks 2 --port 8080 --restart
+  shardrun serve llama --ranks 2 --port 8080 --restart on-failure
   shardrun serve models.yaml --host 0.0.0.0 --token-file tokens --tls-certificate c.pem --tls-key k.pem
 
 a list of models (YAML or JSON) has for each the keys of a job file, and of how it is served:
   models:
     bert: {model: bert.onnx, ranks: 2, max_batch_size: 16, max_delay: 0.002}
-    llama: {model: llama-folder, ranks: 2, restart: true}
+    llama: {model: llama-folder, ranks: 2, restart: on-failure}
 
 exit codes:
   0 ended by a signal; 1 ranks could not be started; 2 wrong usage or configuration

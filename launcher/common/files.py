@@ -76,6 +76,8 @@ def write_file(path: str | Path, content: bytes | Callable[[BinaryIO], None], wh
             return
         # A link is followed: its target is replaced, the link stays.
         target = target.resolve()
+        if _write_unnamed(target, content):
+            return
         descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
         with os.fdopen(descriptor, "wb") as file:
             _fill(file, content)
@@ -87,6 +89,26 @@ def write_file(path: str | Path, content: bytes | Callable[[BinaryIO], None], wh
     finally:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
+
+
+def _write_unnamed(target: Path, content: bytes | Callable[[BinaryIO], None]) -> bool:
+    """Writes a new file that has no name until it is whole, so that even a process that is killed leaves
+    nothing; False where the file system has no such files, or the target is there already."""
+    if not hasattr(os, "O_TMPFILE") or os.path.lexists(target):
+        return False
+    try:
+        descriptor = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+    except OSError:
+        return False
+    with os.fdopen(descriptor, "wb") as file:
+        _fill(file, content)
+        file.flush()
+        try:
+            # The folder of descriptors is a file system of its own: the link is to what it leads to.
+            os.link(f"/proc/self/fd/{descriptor}", target, follow_symlinks=True)
+        except OSError:  # made by another process meanwhile, or no /proc
+            return False
+    return True
 
 
 def _fill(file: BinaryIO, content: bytes | Callable[[BinaryIO], None]) -> None:

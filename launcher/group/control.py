@@ -138,10 +138,12 @@ class Peer:
         kind: wire.Kind,
         fields: Mapping[str, object] | None = None,
         tensors: dict[str, Array] | None = None,
+        slot: int = 0,
     ) -> None:
-        """Sends one message; raises `OSError` when the rank is gone."""
+        """Sends one message, large tensors in this slot of shared memory; raises `OSError` when the rank is
+        gone."""
         with self.sending:
-            self.stream.send(wire.Message(kind, fields or {}, tensors or {}))
+            self.stream.send(wire.Message(kind, fields or {}, tensors or {}), slot)
 
 
 class Listener:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, cast
 from launcher.common.report import warn_unsplit
 from launcher.errors import LaunchError
 from launcher.group.model import ReadyModel
-from launcher.group.ready import spec_of, stats_of
-from launcher.group.requests import Requests
+from launcher.group.ready import RankStats, spec_of, stats_of
+from launcher.group.serving.crew import Crew
+from launcher.group.serving.series import check_ahead, in_order, in_order_async
 from launcher.group.starting import prepared
 from launcher.inspection.reference import refer
 from launcher.job.start_arguments import Start, StartArguments, count_ranks
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from typing_extensions import Unpack
 
-    from launcher.group.requests import RanksRun
+    from launcher.errors import ShardrunError
+    from launcher.group.requests import Requests
+    from launcher.group.serving.crew import State
+    from launcher.group.serving.runs import RanksRun
     from launcher.group.session import RanksHost
     from launcher.group.starting import StartedJob
     from launcher.group.watch import Job
@@ -46,62 +50,141 @@ if TYPE_CHECKING:
 class Group(ReadyModel):
     """Started ranks of one model. Made by `start`; use it in a ``with``, or call `close`.
 
-    ``inputs``, ``optional_inputs`` (those with a default) and ``outputs`` are the model's `TensorSpec`s;
-    ``stats`` has one `RankStats` per rank.
+    ``inputs``, ``optional_inputs`` (those with a default) and ``outputs`` are the model's `TensorSpec`s.
+    Requests come from any threads: a few are on their way at once, the others wait in their order.
     """
 
     def __init__(
-        self, job: StartedJob, timeout: float, model: Path, progress: Progress | None = None
+        self,
+        begin: Callable[[int], StartedJob],
+        timeout: float,
+        model: Path,
+        progress: Progress | None = None,
+        *,
+        restarts: int = 0,
     ) -> None:
+        """The arguments but ``model`` are those of `launcher.group.serving.crew.Crew`."""
         self.kept: Sequence[Pin] = ()
-        self._model, self._job = model, job
+        self.given: GivenModel | None = None
+        self._model = model
         self._lock = threading.Lock()
-        self._requests = Requests(job)
         self._host: RanksHost | None = None
+        self._crew = Crew(begin, timeout, restarts, progress)
         # Whoever collects a group may hold what its end waits for.
-        self._closer = ELSEWHERE.when_gone(self, functools.partial(_end, job))
-        atexit.register(job.close)
+        self._closer = ELSEWHERE.when_gone(self, self._crew.close)
         try:
-            job.wait_for(lambda: self._ready(progress), timeout, "The ranks were not ready")
-            self.inputs = [spec_of(item) for item in job.ready[0]["inputs"]]
-            self.outputs = [spec_of(item) for item in job.ready[0]["outputs"]]
-            self.optional_inputs = [spec_of(item) for item in job.ready[0].get("optional_inputs", [])]
-            self.stats = [stats_of(rank, job, job.ready[rank]) for rank in range(job.world_size)]
+            ready = self._job.ready[0]
+            self.inputs = [spec_of(item) for item in ready["inputs"]]
+            self.outputs = [spec_of(item) for item in ready["outputs"]]
+            self.optional_inputs = [spec_of(item) for item in ready.get("optional_inputs", [])]
+            _ = self.stats
         except BaseException:
             self.close()
             raise
 
-    def _ready(self, progress: Progress | None) -> bool:
-        size = self._job.world_size
-        if progress is not None:
-            progress(self._job.loaded(), size)
-        return len(self._job.ready) == size
+    @property
+    def _job(self) -> Job:
+        return self._crew.job
+
+    @property
+    def _requests(self) -> Requests:
+        return self._crew.requests
+
+    @property
+    def stats(self) -> list[RankStats]:
+        """What each rank said when it was ready: those that there are now, or were last."""
+        job = self._job
+        return [stats_of(rank, job, job.ready[rank]) for rank in range(job.world_size)]
+
+    @property
+    def state(self) -> State:
+        """``ready``; ``restarting``, while ranks that were lost are started again; ``failed``, where they are
+        not; ``closed``."""
+        return self._crew.state
+
+    @property
+    def restarts(self) -> int:
+        """How often the ranks were started again."""
+        return self._crew.restarts
+
+    @property
+    def age(self) -> int:
+        """How many other ranks were ready before these: sessions are lost with their ranks."""
+        return self._requests.age
 
     def predict(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs, by name, for one set of inputs, by name. Calls from several threads take turns.
+        """The outputs, by name, for one set of inputs, by name.
 
         Raises `ShardrunError` for inputs that do not fit the model (nothing is sent), `PredictError` where
-        the model cannot compute them, and `RankFailedError` with the first cause as soon as a rank is lost.
-        After a Ctrl-C (`KeyboardInterrupt`) the group is still good: the answer is dropped when it comes, for
-        which the next call waits.
+        the model cannot compute them, and `RankFailedError` with the first cause as soon as a rank is lost:
+        with ``restart`` only for a request that ranks were lost beside twice, or where they cannot be started
+        again. After a Ctrl-C (`KeyboardInterrupt`) the group is still good: the answer is dropped when it
+        comes.
         """
         tensors = self._tensors(feeds)
         return self._requests.predict(tensors, {})
 
+    def submit(self, feeds: Mapping[str, Array], *, block: bool = True) -> Future[dict[str, Array]]:
+        """A future of what `predict` returns or raises; inputs that do not fit are refused here.
+
+        The arrays may be changed afterwards. A request that waits can be cancelled; one that ranks work on
+        is answered in any case. Where 1000 requests wait this waits too, or raises
+        `ranks.errors.QueueFullError` unless ``block``. What is called when a future is done runs in a thread
+        of the group, and keeps others from their answers as long as it takes.
+        """
+        return self._requests.submit(self._tensors(feeds), block=block)
+
+    def map(
+        self,
+        feeds: Iterable[Mapping[str, Array]],
+        *,
+        ahead: int | None = None,
+        timeout: float | None = None,
+        return_errors: bool = False,
+    ) -> Iterator[dict[str, Array] | ShardrunError]:
+        """The outputs for each of many inputs, in their order. The inputs are read as outputs are taken, and
+        at most ``ahead`` requests (8) before the first that is not taken yet.
+
+        ``return_errors``: what is wrong with single inputs is given in its place, and not raised.
+        ``timeout``: seconds to wait for one answer before `TimeoutError` is raised. Raises `ConfigError`.
+        """
+        return in_order(feeds, self.submit, ahead=check_ahead(ahead), timeout=timeout, errors=return_errors)
+
+    async def predict_async(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """`predict` for an event loop, which goes on meanwhile; no thread waits. A task that is cancelled
+        gives its place up where its request waits."""
+        import asyncio
+
+        return await asyncio.wrap_future(self._submit_unbounded(feeds))
+
+    def map_async(
+        self,
+        feeds: Iterable[Mapping[str, Array]] | AsyncIterable[Mapping[str, Array]],
+        *,
+        ahead: int | None = None,
+        return_errors: bool = False,
+    ) -> AsyncIterator[dict[str, Array] | ShardrunError]:
+        """`map` for an event loop."""
+        return in_order_async(feeds, self._submit_unbounded, ahead=check_ahead(ahead), errors=return_errors)
+
+    def _submit_unbounded(self, feeds: Mapping[str, Array]) -> Future[dict[str, Array]]:
+        # Who waits is a coroutine that is there in any case.
+        return self._requests.submit(self._tensors(feeds), bounded=False)
+
     @property
     def run_seconds(self) -> float:
         """What rank 0 spent in running the model so far."""
-        return self._requests.run_seconds
+        return self._requests.spent.run_seconds
 
     @property
     def communication_seconds(self) -> float:
         """What of it was in collectives."""
-        return self._requests.communication_seconds
+        return self._requests.spent.communication_seconds
 
     @property
     def segment_seconds(self) -> float:
         """What of it ONNX Runtime took, as far as it was for sessions."""
-        return self._requests.segment_seconds
+        return self._requests.spent.segment_seconds
 
     @property
     def session_host(self) -> RanksHost:
@@ -110,30 +193,31 @@ class Group(ReadyModel):
 
         self._check_open()
         with self._lock:  # two hosts would give two sessions one number
-            if self._host is None:
+            # Of ranks that are lost: what is asked waits for those that come.
+            if self._host is None or self._host.age != self.age or self._requests.down is not None:
                 told = self._requests.ask(wire.Kind.SESSION, {"change": "describe"}).fields
                 self._host = RanksHost(self, cast("StateReport", told))
         return self._host
 
-    def change_session(self, fields: Mapping[str, object]) -> None:
+    def change_session(self, age: int, fields: Mapping[str, object]) -> None:
         """Tells every rank of a change to a session; no rank answers. For `launcher.group.session`."""
         if self._closer.alive:
-            self._requests.tell(wire.Kind.SESSION, fields)
+            self._requests.tell(wire.Kind.SESSION, fields, age)
 
     def step_session(
-        self, number: int, tensors: dict[str, Array], ask: Wish | None = None
+        self, age: int, number: int, tensors: dict[str, Array], ask: Wish | None = None
     ) -> dict[str, Array]:
         """One step of a session. For `launcher.group.session`."""
         self._check_open()
         if ask is None:
-            return self._requests.predict(tensors, {"session": number})
+            return self._requests.predict(tensors, {"session": number}, age)
         report, more = ask.told()
-        return self._requests.predict({**tensors, **more}, {"session": number, "asked": report})
+        return self._requests.predict({**tensors, **more}, {"session": number, "asked": report}, age)
 
-    def run_session(self, number: int, tensors: dict[str, Array], run: RunReport) -> RanksRun:
+    def run_session(self, age: int, number: int, tensors: dict[str, Array], run: RunReport) -> RanksRun:
         """A step of a session, and more that the ranks make by themselves. For `launcher.group.session`."""
         self._check_open()
-        return self._requests.run(tensors, {"session": number, "run": run})
+        return self._requests.run(tensors, {"session": number, "run": run}, age)
 
     def _check_open(self) -> None:
         if not self._closer.alive:
@@ -143,7 +227,7 @@ class Group(ReadyModel):
     def close(self) -> None:
         """Ends every rank; returns when no process is left. Safe to call twice."""
         if self._closer.detach() is not None:
-            _end(self._job)
+            self._crew.close()
         self.kept = ()
 
     def __repr__(self) -> str:
@@ -158,11 +242,6 @@ class Group(ReadyModel):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _end(job: Job) -> None:
-    job.close()
-    atexit.unregister(job.close)
 
 
 @keeping
@@ -183,7 +262,13 @@ def start(
     """
     how = Start.asked("start", StartArguments, options, named)
     how.check_target()
-    _ = how.seconds, how.table  # what is wrong with them is said before the model is looked at
+    _ = how.seconds, how.table, how.restarts  # what is wrong with them is said before the model is looked at
+    if how.restarts and not is_path(model):
+        given = GivenModel(model)
+        with naming(given.path, "the given model"):
+            group = _started(given.path, how)
+        group.given = given  # for ranks that are started later
+        return group
     with _as_path(model) as path:
         return _started(path, how)
 
@@ -198,7 +283,14 @@ def _started(path: Path, how: Start) -> Group:
         warn_unsplit(made, path)
     asked = [how.precision.to_text()] if how.precision else []
     # Links stay links: the data of a model that is one may lie beside its name.
-    return Group(begin(["serve", str(made.absolute()), how.target, *asked]), how.seconds, made, how.progress)
+    program = ["serve", str(made.absolute()), how.target, *asked]
+
+    def begun(restarts: int) -> StartedJob:
+        if not restarts:
+            return begin(program)
+        return prepared(replace(how, logs=how.logs.of_one(f"restart-{restarts}")), size)(program)
+
+    return Group(begun, how.seconds, made, how.progress, restarts=how.restarts)
 
 
 @contextlib.contextmanager

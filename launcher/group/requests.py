@@ -1,23 +1,42 @@
-"""What started ranks are asked: one request at a time, or one run of steps that they make by themselves."""
+"""What started ranks are asked: numbered requests, a few of which are on their way at once.
+
+Ranks answer in the order in which they are asked. So the next requests lie ready when one is answered, and no
+rank waits for this process between two of them. What else is asked waits here, first come, first served.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from launcher.common.interrupts import held_back
 from launcher.errors import LaunchError, RankFailedError, ShardrunError
+from launcher.group.answers import CLOSED
+from launcher.group.halted import LOOK_SECONDS
+from launcher.group.serving.alike import judge
+from launcher.group.serving.asked import Asked
+from launcher.group.serving.flight import Flight
+from launcher.group.serving.lookout import Lookout
+from launcher.group.serving.runs import RanksRun
+from launcher.group.serving.spent import Spent
+from launcher.group.serving.teller import Teller
 from launcher.starters import cause
-from ranks.collectives.base import ALIKE_SECONDS
+from ranks.errors import QueueFullError
 from ranks.talk import wire
 
 if TYPE_CHECKING:
     from launcher.group.watch import Job
-    from ranks.talk.reports import StatsReport
     from sharding.common.arrays import Array
+
+    Outputs = dict[str, Array]
+    Unlike = tuple[int, Mapping[str, object]]
+
+MOST_WAITING, MOST_TRIES = 1000, 2  # futures that may wait to be sent; and how often each is
+_INTERRUPTED = "This group's last request was interrupted: start another one."
 
 
 class PredictError(ShardrunError):
@@ -25,222 +44,357 @@ class PredictError(ShardrunError):
 
 
 class Requests:
-    """The requests to the ranks of a job. Calls from several threads take turns.
+    """The requests to the ranks of a group, from any threads.
 
-    ``run_seconds``, ``communication_seconds`` and ``segment_seconds``: as `launcher.group.group.Group` has
-    them.
+    Locks are taken in this order: who sends (``_sending``), a job's ``changed``, ``_state``.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._job, self._answers = job, job.answers
-        self._lock = threading.Lock()
-        self._request = 0
-        self._run: RanksRun | None = None
-        self.communication_seconds = self.segment_seconds = self.run_seconds = 0.0
+    def __init__(self, job: Job, again: Callable[[Job], None] | None = None) -> None:
+        """``again``: is called, and must not wait, when the ranks of a job are lost; it has `attach` or `end`
+        called later. Without it, what is asked fails with them."""
+        self._again = again
+        self._sending, self._state = threading.Lock(), threading.Lock()
+        self._space = threading.Condition(self._state)
+        self._waiting: deque[Asked] = deque()
+        self._flight = Flight()
+        self._after: list[Callable[[], None]] = []
+        self.down: RankFailedError | LaunchError | None = None
+        """Why there are no ranks now."""
+        self._last_cause: RankFailedError | LaunchError | None = None
+        self._run: Asked | None = None
+        self._teller = Teller(self.look)
+        self._lookout = Lookout()
+        self.age = 0
+        """How many other ranks there were before these."""
+        self.spent = Spent()
+        self.most_waiting = MOST_WAITING
+        self._job = job
+        job.answers = self
 
-    def predict(self, tensors: dict[str, Array], fields: Mapping[str, object]) -> dict[str, Array]:
-        """The outputs, by name. Raises as `Group.predict` does."""
-        with self._lock:
-            result = self._ask(wire.Kind.PREDICT, fields, tensors)
-            self._count(result)
-            return result.tensors
+    # What callers ask.
+
+    def predict(self, tensors: Outputs, fields: Mapping[str, object], age: int | None = None) -> Outputs:
+        """The outputs, by name. Raises as `Group.predict` does. ``age``: that of the ranks that it is for."""
+        return self._await(Asked(wire.Kind.PREDICT, fields, tensors), age).tensors
 
     def ask(self, kind: wire.Kind, fields: Mapping[str, object]) -> wire.Message:
         """The answer to a request without tensors. Raises as `Group.predict` does."""
-        with self._lock:
-            return self._ask(kind, fields, {})
+        return self._await(Asked(kind, fields, {}), None)
 
-    def tell(self, kind: wire.Kind, fields: Mapping[str, object]) -> None:
-        """Tells every rank something that none answers."""
-        with self._lock, held_back():  # all ranks, or none
-            for rank in range(self._job.world_size):
-                self._job.send(rank, kind, fields)
+    def submit(self, tensors: Outputs, *, block: bool = True, bounded: bool = True) -> Future[Outputs]:
+        """A future of the outputs. ``block``: waits while too many wait, else `QueueFullError` is raised;
+        unless ``bounded``, any number may wait. Raises `LaunchError` where the group has ended."""
+        asked = Asked(wire.Kind.PREDICT, {}, tensors, future=Future())
+        assert asked.future is not None
+        if self._again is not None:
+            asked.keep()  # for ranks that come after these
+        self._teller.expect()
+        try:
+            if bounded:
+                self._wait_for_space(block=block)
+            with held_back(), self._state:
+                self._enter(asked, None)
+        except BaseException:
+            self._teller.forget()
+            raise
+        asked.future.add_done_callback(lambda future: self._drop(asked) if future.cancelled() else None)
+        with held_back():
+            self._pump()
+            if not asked.sent and self._again is None:
+                with self._sending:  # no other thread is sending it now
+                    if not asked.sent:
+                        asked.keep()
+                self._pump()
+        return asked.future
 
-    def run(self, tensors: dict[str, Array], fields: Mapping[str, object]) -> RanksRun:
+    def _wait_for_space(self, *, block: bool) -> None:
+        with self._state:
+            while len(self._waiting) >= self.most_waiting and self.ended is None:
+                if not block:
+                    raise QueueFullError(f"{len(self._waiting)} requests wait already: try again later.")
+                self._space.wait(LOOK_SECONDS)
+
+    def tell(self, kind: wire.Kind, fields: Mapping[str, object], age: int) -> None:
+        """Tells every rank something that none answers, if these ranks are still those of that ``age``."""
+        with held_back():  # all ranks, or none
+            with self._sending:
+                if age == self.age and self.down is None:
+                    for rank in range(self._job.world_size):
+                        self._job.send(rank, kind, fields)
+            self._pump()
+
+    def run(self, tensors: Outputs, fields: Mapping[str, object], age: int) -> RanksRun:
         """Starts a run: a step with these inputs, and more that the ranks make by themselves."""
         run = RanksRun(self, self._job)
-        with self._lock:
-            self._prepare()
-            with self._whole():
-                self._send(wire.Kind.PREDICT, fields, tensors, run)
+        run.asked = Asked(wire.Kind.PREDICT, fields, tensors, run=run)
+        with held_back():
+            with self._state:
+                self._enter(run.asked, age)
+            self._pump()
         return run
 
-    def finish(self, run: RanksRun, *, halt: bool) -> None:
-        """Waits for the end of a run; ``halt``: which is after the step that is under way."""
-        with self._lock:
-            if self._run is run:
-                self._end_run(halt=halt)
+    def halt(self, run: RanksRun) -> None:
+        """Ends a run after the step that is under way, or before it was sent."""
+        asked = run.asked
+        with held_back(), self._sending:
+            with run.job.changed, self._state:
+                if asked is not None and asked in self._waiting:
+                    self._waiting.remove(asked)
+                    run.end(0, None)
+                    return
+                halts = asked is self._run
+            if halts:
+                self._halt()
 
     def extend(self, run: RanksRun, most: int) -> None:
         """Lets a run make so many steps, unless it has ended or another request ends it now."""
         with held_back():
-            if not self._lock.acquire(blocking=False):
+            if not self._sending.acquire(blocking=False):
                 return
             try:
-                if self._run is run:
-                    self._job.send(0, wire.Kind.LIMIT, {"request": run.request, "most": most})
+                if self._run is not None and self._run is run.asked:
+                    self._job.send(0, wire.Kind.LIMIT, {"request": self._run.number, "most": most})
             finally:
-                self._lock.release()
+                self._sending.release()
+            self._pump()
 
-    def _count(self, result: wire.Message) -> None:
-        stats = cast("StatsReport", result.fields["stats"])
-        self.communication_seconds = stats["communication_seconds"]
-        self.segment_seconds = stats["segment_seconds"]
-        self.run_seconds += cast("float", result.fields["seconds"])
-
-    def _ask(self, kind: wire.Kind, fields: Mapping[str, object], tensors: dict[str, Array]) -> wire.Message:
-        job, answers = self._job, self._answers
-        self._prepare()
-        number = self._request + 1
-        with self._whole():
-            try:
-                self._send(kind, fields, tensors)
-                job.wait_for(lambda: answers.came, None, "")
-            except KeyboardInterrupt:
-                answers.dropped = answers.request == number  # else nothing was sent yet
-                raise
-        if answers.result is not None and answers.good:
-            return answers.result
-        raise self._failed()
-
-    def _prepare(self) -> None:
-        """The ranks are free, and all is well, or it raises."""
-        self._job.wait_for(lambda: True, None, "")  # raises at once what happened since the last call
-        self._end_run(halt=True)
-        self._settle()
-
-    def _send(
-        self,
-        kind: wire.Kind,
-        fields: Mapping[str, object],
-        tensors: dict[str, Array],
-        run: RanksRun | None = None,
-    ) -> None:
-        job, number = self._job, self._request + 1
-        fields = {**fields, "request": number}
-        with held_back():  # all ranks get the request, or none
-            with job.changed:
-                self._request = number
-                self._answers.begin(number, run=run is not None)
-            if run is not None:
-                run.request, run.tokens = number, self._answers.tokens
-                self._run = run
-            job.send(0, kind, fields, tensors)
-            for rank in range(1, job.world_size):
-                job.send(rank, kind, fields)
-
-    @contextlib.contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Ends the group where a message may have been sent in part."""
+    def _await(self, asked: Asked, age: int | None) -> wire.Message:
         try:
-            yield
-        except KeyboardInterrupt:
-            raise
-        except wire.WireError:  # a tensor cannot travel, and nothing was sent
-            self._answers.begin(0)
-            self._run = None
-            raise
-        except (RankFailedError, LaunchError):
-            raise
-        except BaseException:  # another signal's handler, maybe in the middle of a message
-            self._job.fail(LaunchError("This group's last request was interrupted: start another one."))
-            raise
-
-    def _end_run(self, *, halt: bool) -> None:
-        """Waits until the run in progress has ended, if there is one; its owner is told."""
-        job, answers, run = self._job, self._answers, self._run
-        if run is None:
-            return
-        if halt and not answers.came:
             with held_back():
-                job.send(0, wire.Kind.LIMIT, {"request": run.request, "most": 0})
-        job.wait_for(lambda: answers.came, None, "")
-        error: ShardrunError | None = None
-        made = answers.made
-        if answers.result is None or not answers.good:
-            error = self._failed()
-        else:
-            self._count(answers.result)
-            if (why := answers.result.fields.get("error")) is not None:
-                error = PredictError(str(why))
-                made += 1  # the step was made, of which no token could be chosen
-        with held_back(), job.changed:  # or its owner would look for the end for ever
-            self._run = None
-            run.error, run.made, run.ended = error, made, True  # the end last: who reads it holds no lock
-            job.changed.notify_all()
+                with self._state:
+                    self._enter(asked, age)
+                self._pump()
+            while not asked.bell.acquire(timeout=LOOK_SECONDS):
+                self.look()
+        except BaseException:  # Ctrl-C: the ranks may compute it to the end, for nobody
+            with held_back():
+                asked.abandoned = True
+                self._drop(asked)
+            raise
+        if asked.error is not None:
+            raise asked.error
+        assert asked.result is not None
+        return asked.result
 
-    def _settle(self) -> None:
-        """Waits until the ranks have answered a request that was interrupted, and drops the answer.
+    @property
+    def ended(self) -> RankFailedError | LaunchError | None:
+        """Why there are no ranks, and none come."""
+        return self.down if self._again is None else None
 
-        They cannot be stopped in the middle of a model, and read the inputs of a request where those of the
-        next one are written.
-        """
-        job, answers = self._job, self._answers
-        if not answers.dropped:
-            return
-        job.wait_for(lambda: answers.came, None, "")
-        if not answers.good and not isinstance(error := self._failed(), PredictError):
-            raise error
-        answers.dropped = False
+    def _enter(self, asked: Asked, age: int | None) -> None:
+        """Lets a request wait for its turn. Holds ``_state``."""
+        self._job.check_owner()
+        if (down := self.ended) is not None:
+            raise cause.copied(down)
+        if age is not None and (age != self.age or self.down is not None):
+            assert self._last_cause is not None
+            raise cause.copied(self._last_cause)
+        if not self._flight:
+            self._lookout.moved()
+        self._waiting.append(asked)
 
-    def _failed(self) -> ShardrunError:
-        """Called when a rank could not compute: if none could, they are still in step and the group is
-        good."""
-        job, answers = self._job, self._answers
-        with job.changed:
-            job.changed.wait_for(
-                lambda: job.failure is not None or len(answers.failed) == job.world_size, ALIKE_SECONDS
-            )
-            rank, fields = next(iter(answers.failed.items()))
-            text = str(fields.get("message"))
-            if len(answers.failed) == job.world_size and job.failure is None:
-                return PredictError(text)
-            others = job.failure is None
-        if others:
-            job.abort(cause.error_of(cause.Trouble(rank, job.host(rank), cause.unlike(fields)), ()))
-        assert job.failure is not None
-        return job.failure
+    def _drop(self, asked: Asked) -> None:
+        """Nobody wants the answer: a request that waits goes, one that is on its way is answered for
+        nobody."""
+        with self._state:
+            if asked in self._waiting:
+                self._waiting.remove(asked)
+                self._space.notify()
+                if asked.future is not None:
+                    self._teller.forget()
 
+    # Sending: by whichever thread finds that there is room.
 
-class RanksRun:
-    """Tokens that ranks choose and read on by themselves, as they come.
+    def _pump(self) -> None:
+        """Sends what waits, as far as there is room. Ctrl-C must be held back."""
+        while self._has_room():
+            if not self._sending.acquire(blocking=False):
+                return  # whoever sends looks again afterwards
+            try:
+                with self._state:
+                    asked = self._next()
+                if asked is not None:
+                    self._send(asked)
+            finally:
+                self._sending.release()
 
-    Any other request ends it after the step under way: what was chosen by then still comes from here.
-    """
+    def _has_room(self) -> bool:
+        with self._state:
+            return self._fits()
 
-    def __init__(self, requests: Requests, job: Job) -> None:
-        self._requests, self._job = requests, job
-        self.request = 0
-        self.tokens: deque[int] = deque()
-        self.ended, self.made = False, 0
-        self.error: ShardrunError | None = None
+    def _fits(self) -> bool:
+        """Whether the first one that waits may be sent. Holds ``_state``."""
+        return self.down is None and bool(self._waiting) and self._flight.fits(self._waiting[0])
 
-    def next(self) -> int | None:
-        """The next token; None after the last. Raises as `Group.predict` does."""
-        while True:
-            ended = self.ended  # first: what has come by then is there
-            if self.tokens:
-                return self.tokens.popleft()
-            if ended:
-                if self.error is not None:
-                    raise self.error
+    def _next(self) -> Asked | None:
+        """The request whose turn it is, with its number and slot. Holds ``_state``."""
+        while self._fits():
+            asked = self._waiting.popleft()
+            self._space.notify()
+            future = asked.future
+            if future is not None and not asked.tries and not future.set_running_or_notify_cancel():
+                self._teller.forget()
+                continue
+            self._flight.launch(asked)
+            return asked
+        return None
+
+    def _send(self, asked: Asked) -> None:
+        """Sends a request to all ranks. Holds ``_sending``."""
+        job = self._job
+        try:
+            self._halt()
+            fields = {**asked.fields, "request": asked.number, "slot": asked.slot}
+            job.send(0, asked.kind, fields, asked.tensors, asked.slot)
+            for rank in range(1, job.world_size):
+                job.send(rank, asked.kind, fields)
+            asked.sent = True
+            if asked.run is not None:
+                self._run = asked
+        except wire.WireError as error:  # a tensor cannot travel, and nothing was sent
+            with job.changed, self._state:
+                self._finish(asked, None, error)
+        except Exception as error:  # such as no memory, maybe in the middle of a message
+            job.fail(cause.shortage(error))
+        except BaseException:  # a signal's handler
+            job.fail(LaunchError(_INTERRUPTED))
+            raise
+
+    def _halt(self) -> None:
+        """Ends the run in progress, if there is one, after the step under way. Holds ``_sending``."""
+        run, self._run = self._run, None
+        if run is not None and not run.done:
+            self._job.send(0, wire.Kind.LIMIT, {"request": run.number, "most": 0})
+
+    # What ranks tell: each in a thread of its own, with the job's lock held.
+
+    @property
+    def busy(self) -> bool:
+        """Whether ranks are at work on a request that they cannot be told to end."""
+        with self._state:
+            return len(self._flight) > len(self._flight.runs)
+
+    @property
+    def running(self) -> int | None:
+        """The number of the run in progress, which can be told to end."""
+        with self._state:
+            return next((item.number for item in self._flight.runs), None)
+
+    def take(self, rank: int, message: wire.Message) -> Unlike | None:
+        """See `Answers.take`; an answer that nobody waits for any more is dropped."""
+        with self._state:
+            asked = self._flight.get(message.fields.get("request"))
+            if message.kind is wire.Kind.FAILED:
+                if asked is None:  # rank 0 had answered for all
+                    return rank, message.fields
+                self._failed(asked, rank, message.fields)
+            elif asked is None:
                 return None
-            self._job.wait_for(lambda: bool(self.tokens) or self.ended or self._came(), None, "")
-            if not self.tokens and not self.ended:
-                self._requests.finish(self, halt=False)
+            elif message.kind is wire.Kind.TOKENS and asked.run is not None:
+                tokens = message.fields.get("tokens")
+                if isinstance(tokens, list):
+                    asked.run.tokens.extend(tokens)
+                    asked.run.came += len(tokens)
+            elif message.kind is wire.Kind.RESULT and rank == 0:
+                if asked.failed:
+                    return next(iter(asked.failed.items()))
+                self.spent.add(message.fields)
+                self._finish(asked, message, None)
+        return None
 
-    def _came(self) -> bool:
-        answers = self._job.answers
-        return answers.request == self.request and answers.came
+    def took(self) -> None:
+        """After `take`, with no lock held: sends what there is room for now."""
+        with self._state:
+            after, self._after = self._after, []
+        for call in after:
+            call()
+        self._pump()
 
-    def extend(self, most: int) -> None:
-        """Lets it make so many steps in all, unless it has ended."""
-        if not self.ended:
-            self._requests.extend(self, most)
+    def _failed(self, asked: Asked, rank: int, fields: Mapping[str, object]) -> None:
+        """A rank could not compute a request: if none could, they are still in step and the group is good."""
+        job = self._job
+        asked.failed[rank] = fields
+        if len(asked.failed) == job.world_size:
+            text = str(next(iter(asked.failed.values())).get("message"))
+            self._finish(asked, None, PredictError(text))
+            resume = {"request": fields.get("request")}
+            for other in range(job.world_size):
+                self._after.append(functools.partial(job.send, other, wire.Kind.RESUME, resume))
+        elif len(asked.failed) == 1:
+            self._after.append(functools.partial(judge, job, asked, rank))
 
-    def close(self) -> int:
-        """Ends it after the step under way; how many steps were made, their tokens taken or not."""
-        if not self.ended:
-            with contextlib.suppress(RankFailedError, LaunchError):  # which the next request says
-                self._requests.finish(self, halt=True)
-        return self.made
+    def _finish(self, asked: Asked, result: wire.Message | None, error: ShardrunError | None) -> None:
+        """A request is answered, or never will be. Holds the job's ``changed`` and ``_state``."""
+        self._flight.land(asked)
+        self._lookout.moved()
+        asked.done, asked.result, asked.error, asked.tensors = True, result, error, {}
+        if asked.run is not None:
+            made, failed = asked.run.came, error
+            if result is not None and (why := result.fields.get("error")) is not None:
+                failed = PredictError(str(why))
+                made += 1  # the step was made, of which no token could be chosen
+            asked.run.end(made, failed)
+        elif asked.future is not None:
+            self._teller.tell(asked)
+        else:
+            asked.bell.release()
+
+    # Ranks are lost, and others come.
+
+    def lost(self, job: Job, error: RankFailedError | LaunchError) -> None:
+        """The ranks of a job are gone: what they were asked fails, or waits for the ranks that come after
+        them. Called once for each job, with its lock held."""
+        with self._state:
+            if job is not self._job or self.down is not None:
+                return
+            self.down = self._last_cause = error
+            self._run = None
+            left = [*self._flight.clear(), *self._waiting]
+            self._waiting.clear()
+            for asked in left:
+                again = asked.repeatable and asked.tries < MOST_TRIES and not asked.abandoned
+                if again and self._again is not None:
+                    self._waiting.append(asked)
+                else:
+                    self._finish(asked, None, cause.copied(error))
+            self._space.notify_all()
+            revive = self._again
+        if revive is not None:
+            revive(job)
+
+    def attach(self, job: Job) -> None:
+        """Other ranks are ready, in place of those that were lost: from now on they are asked."""
+        with self._sending, job.changed:  # nobody is sending to the ranks before
+            with self._state:
+                self._job, self.down = job, None
+                self.age += 1
+                self.spent.answered = 0
+                job.answers = self
+            if job.failure is not None:
+                self.lost(job, job.failure)
+        self._pump()
+
+    def end(self, error: RankFailedError | LaunchError) -> None:
+        """No other ranks come: all that waits for them fails."""
+        with self._job.changed, self._state:
+            self._again = None
+            self.down = self._last_cause = error
+            waiting, self._waiting = self._waiting, deque()
+            for asked in waiting:
+                self._finish(asked, None, cause.copied(error))
+            self._space.notify_all()
+
+    def close(self) -> None:
+        """No ranks come after these. What is still asked fails when these are ended."""
+        with self._state:
+            self._again = None
+
+    def closed(self) -> None:
+        """After the end of all ranks: the thread that tells futures ends once it has told all."""
+        self.end(LaunchError(CLOSED))
+        self._teller.close()
+
+    def look(self) -> None:
+        """Looks for stopped ranks, while an answer is waited for."""
+        if self.down is None and self._flight:
+            self._lookout.look(self._job)

@@ -213,5 +213,5 @@ def run_program(program: Sequence[str], **how: Unpack[StartArguments]) -> None:
         job.wait()
     finally:
         job.close()
-    if job.lost_output is not None:
-        raise job.lost_output
+    if job.output.lost is not None:
+        raise job.output.lost

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from launcher.errors import LaunchError, RankFailedError
 from launcher.group import halted
-from launcher.group.answers import Answers
+from launcher.group.answers import CLOSED, Answers, NoAnswers
 from launcher.group.control import Listener, Peer, kill_peers
 from launcher.group.late import late, say_who_is_awaited
 from launcher.group.logs import opened
@@ -60,18 +60,18 @@ class Job:
     ) -> None:
         """Starts the ranks; raises `LaunchError`. ``patience``, ``hang``: what `halted.Watch` is given.
 
-        ``changed`` guards and announces everything else; ``ready`` and ``answers`` are what serving ranks
-        send.
+        ``changed`` guards and announces everything else; ``ready``: what serving ranks say first; ``answers``
+        is told the rest.
         """
-        self._patience, self._hang = patience, hang
+        self.patience, self.hang = patience, hang
         self.world_size = world_size
         self._owner = os.getpid()
         self._is_script = program[0] == "exec"
         self.failure: RankFailedError | LaunchError | None = None
         self.changed = threading.Condition()
-        self._launcher = launcher
+        self._launcher, self.launcher_name = launcher, launcher.name
         self.ready: dict[int, Ready] = {}
-        self.answers = Answers()
+        self.answers: Answers = NoAnswers()
         self._peers: dict[int, Peer] = {}
         self._troubles: dict[int, cause.Trouble] = {}
         self._done: set[int] = set()
@@ -80,7 +80,7 @@ class Job:
         self._some_rank: Ended | None = None
         self._all_ended = self._started = self._settled = False
         self._closing = self._hung_up = False
-        self._halted, self._noticed, self._seen = "", False, halted.Seen()
+        self._halted, self._noticed, self.seen = "", False, halted.Seen()
         self._ending = threading.Lock()
         self._suspicious = threading.Event()
         self._hosts = {d.rank: d.host for d in table.devices} if table is not None else {}
@@ -105,7 +105,7 @@ class Job:
         self._started = True
         self._settle()
         try:
-            self._output = Output(self._handle, self._ended, shown, files)
+            self.output = Output(self._handle, self._ended, shown, files)
             for target in (self._wait, self._judge):
                 threading.Thread(target=target, name=f"shardrun {target.__name__}", daemon=True).start()
         except (RuntimeError, MemoryError, OSError) as error:
@@ -146,6 +146,7 @@ class Job:
             elif (unlike := self.answers.take(peer.rank, message)) is not None:
                 self._trouble(unlike[0]).error = cause.unlike(unlike[1])
             self.changed.notify_all()
+        self.answers.took()
 
     def _lost(self, peer: Peer) -> None:
         with self.changed:
@@ -217,7 +218,7 @@ class Job:
                 self.changed.wait_for(lambda: self._certain() or not self._silent(), reports)
             if self._closing:
                 return
-        self._output.join(SETTLE_SECONDS if self._launcher_ended is None else GATHER_SECONDS)
+        self.output.join(SETTLE_SECONDS if self._launcher_ended is None else GATHER_SECONDS)
         with self.changed:
             self.fail(self._verdict())
         self._end()
@@ -240,7 +241,7 @@ class Job:
         return self._launcher_ended is not None and (self._launcher_ended.code or 0) < 0
 
     def _why_late(self, error: Mapping[str, object]) -> str:
-        said = self._seen.in_sentences(self._peers.values()) + cause.left_early(self._done, error)
+        said = self.seen.in_sentences(self._peers.values()) + cause.left_early(self._done, error)
         return said + halted.stacks_of_late(self._peers.values(), self._troubles, error)
 
     def _verdict(self) -> RankFailedError | LaunchError:
@@ -256,14 +257,16 @@ class Job:
             started = len(self._peers) == self.world_size
             code = launched.code if launched is not None else None
             lost = None if self._launcher_died() else trouble
-            said, far, short = self._output.tail(None), self._far, self._handle.short
+            said, far, short = self.output.tail(None), self._far, self._handle.short
             return cause.launcher_error(self._launcher.name, code, said, started, lost, far=far, short=short)
-        return cause.error_of(trouble, self._output.tail(trouble.rank), self._is_script, more=self._halted)
+        return cause.error_of(trouble, self.output.tail(trouble.rank), self._is_script, more=self._halted)
 
     def fail(self, error: RankFailedError | LaunchError) -> None:
         """Makes ``error`` what every waiting and later call raises, unless there is one; ends nothing yet."""
         with self.changed:
-            self.failure = self.failure or error
+            if self.failure is None:
+                self.failure = error
+                self.answers.lost(self, error)
             self.changed.notify_all()
 
     def abort(self, error: RankFailedError | LaunchError) -> None:
@@ -289,7 +292,7 @@ class Job:
         ``what`` completes "... within N s" for `LaunchError` when ``timeout`` seconds pass.
         """
         self.check_owner()
-        watch = halted.Watch(self._patience, self._hang, self._seen)
+        watch = halted.Watch(self.patience, self.hang, self.seen)
         with self.changed:
             found = halted.wait_aloud(
                 self.changed.wait_for,
@@ -302,7 +305,15 @@ class Job:
         if isinstance(found, RankFailedError):
             self.abort(found)
         if self.failure is not None:
-            raise cause.copied(self.failure)
+            raise cause.copied(self.failure)  # else the tracebacks of several threads would mix
+
+    def look(self, watch: halted.Watch) -> None:
+        """One look for stopped ranks; ends all where one has been stopped for too long."""
+        with self.changed:
+            if (found := watch.look(self._peers.values())) is not None:
+                self.fail(found)  # now: it may have gone on to show its stacks, and answer
+        if found is not None:
+            self._end()
 
     def _look(self, waited: float, watch: halted.Watch) -> RankFailedError | None:
         """Says, once, for which hosts and stopped ranks it waits; what is to end the wait."""
@@ -315,18 +326,8 @@ class Job:
 
     def _late(self, what: str, timeout: float) -> str:
         missing = [rank for rank in range(self.world_size) if rank not in self._peers]
-        said, more = self._output.tail(None) if missing else [], self._seen.in_sentences(self._peers.values())
+        said, more = self.output.tail(None) if missing else [], self.seen.in_sentences(self._peers.values())
         return late(what, timeout, missing, self._launcher.name, self._far, said, more)
-
-    @property
-    def launcher_name(self) -> str:
-        """What started the ranks."""
-        return self._launcher.name
-
-    @property
-    def lost_output(self) -> OSError | None:
-        """The error where some of what the ranks printed could not be written."""
-        return self._output.lost
 
     def check_owner(self) -> None:
         """Raises `LaunchError` in a child that the starting process forked: it has neither the threads that
@@ -351,10 +352,11 @@ class Job:
         kind: wire.Kind,
         fields: Mapping[str, object],
         tensors: dict[str, Array] | None = None,
+        slot: int = 0,
     ) -> None:
-        """Sends a message to a rank. One that is gone is no error here: its end is the job's failure."""
+        """As `Peer.send`. A rank that is gone is not an error here: its end is the job's failure."""
         with contextlib.suppress(OSError):
-            self._peers[rank].send(kind, fields, tensors)
+            self._peers[rank].send(kind, fields, tensors, slot)
 
     def close(self) -> None:
         """Ends every rank, politely if all is well, and returns when no process of this job is left.
@@ -364,16 +366,16 @@ class Job:
         if os.getpid() != self._owner:
             return
         with self.changed:
-            busy, run = self.answers.expected, self.answers.run
-            polite = self.failure is None and (run or not busy) and not self._closing and not self._all_ended
+            busy, run = self.answers.busy, self.answers.running
+            polite = self.failure is None and not (busy or self._closing or self._all_ended)
             self._closing = True
             # Other threads wait for what will not come, or are about to.
-            self.fail(LaunchError("This group was closed: start another one."))
+            self.fail(LaunchError(CLOSED))
             self._suspicious.set()
             self.changed.notify_all()
         if polite and len(self._peers) == self.world_size:
-            if busy:
-                self.send(0, wire.Kind.LIMIT, {"request": self.answers.request, "most": 0})
+            if run is not None:
+                self.send(0, wire.Kind.LIMIT, {"request": run, "most": 0})
             for rank in range(self.world_size):
                 self.send(rank, wire.Kind.STOP, {})
             self._until_ended(STOP_SECONDS)
@@ -392,7 +394,7 @@ class Job:
                 peers = [peer for peer in self._peers.values() if peer.process is not None]
             kill_peers(peers, KILL_SECONDS)
             self._until_ended(KILL_SECONDS)
-            self._output.join(TERMINATE_SECONDS)
+            self.output.join(TERMINATE_SECONDS)
             self._handle.close()
 
     def _until_ended(self, timeout: float) -> bool:

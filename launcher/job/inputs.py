@@ -118,17 +118,20 @@ def _learn(spec: Spec, shape: Sequence[int], known: dict[str, int]) -> None:
             known.setdefault(dim, length)
 
 
-def save_outputs(path: str | Path, outputs: Mapping[str, Array]) -> None:
+def save_outputs(path: str | Path, outputs: Mapping[str, Array], mark: bytes = b"") -> None:
     """Writes arrays by name into an ``.npz`` file, whole or not at all; numpy reads it without pickle.
 
+    ``mark``: an extra field of a ZIP file, which the first array gets; who reads arrays passes it over.
     Types that ``.npy`` cannot name (bfloat16, 8-bit floats) are written as float32, which holds them exactly.
     """
 
     def write(file: BinaryIO) -> None:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            for name, array in outputs.items():
+            for place, (name, array) in enumerate(outputs.items()):
                 plain = _storable(array)
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                info = zipfile.ZipInfo(f"{name}.npy")
+                info.extra = b"" if place else mark
+                with archive.open(info, "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.asarray(plain), allow_pickle=False)
 
     write_file(path, write, "outputs")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.common.files import check_target
+from launcher.common.restarts import NEVER
 from launcher.errors import ConfigError
 from launcher.inspection.reference import ModelReference, refer
 from launcher.job import precision
@@ -43,6 +44,7 @@ class Job(Options):
             self.check_file(option)
         if self.output is not None:
             check_target("--output", self.output, "archive")
+        self._check_files()
         slicing = self.slicing
         slicing.check(self.ranks)
         # --allow-replicated has nothing to say there, and did no harm in job files for both.
@@ -54,6 +56,11 @@ class Job(Options):
         if self.precision_mode is not None or self.execution_plan:
             precision.check(self)
         if self.key is not None:
+            if self.restart != NEVER:
+                raise ConfigError(
+                    "--restart and a key exclude each other: what the model was decrypted to is removed once "
+                    "the ranks have loaded it"
+                )
             if self.stage:
                 raise ConfigError(
                     "--stage and a key exclude each other: the copies in the hosts' caches would hold the "
@@ -63,6 +70,23 @@ class Job(Options):
 
             check_key(self.key, self.reference, self.against)
         return self
+
+    def _check_files(self) -> None:
+        """Raises `ConfigError` for options of many files that do not go together, or not with others."""
+        if not self.files:
+            for name in ("outputs", "resume", "keep_going"):
+                if getattr(self, name):
+                    raise ConfigError(f"{OPTIONS[name].flag}: give --inputs too, the files to run")
+            return
+        if self.outputs is None:
+            raise ConfigError("--inputs: give --outputs too, the folder for the results")
+        default = Job()
+        for name in ("output", "verify", "against", "seed", "repeat"):
+            if getattr(self, name) != getattr(default, name):
+                raise ConfigError(
+                    f"--inputs and {OPTIONS[name].flag} exclude each other: each file is run once, and its "
+                    "outputs are written to the folder --outputs"
+                )
 
     def of_starting(self) -> str:
         """The first flag given that only whatever starts the ranks can follow; "" without one."""

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from launcher.common.logs import Logs, parse_ranks
+from launcher.common.restarts import EXPECTED as RESTARTS
+from launcher.common.restarts import NEVER, parsed_restart
 from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError
 from launcher.job.option_table import Option, changed, described, table
 from launcher.job.places.host_list import Host, parse_hosts
+from launcher.job.places.kinds import LinkOrFile, Patterns, Variables
 from launcher.job.places.link import parse_link
 from launcher.job.places.placement import (
     Placement,
-    check_variables,
     parse_bind,
     parse_variables,
     parse_words,
@@ -51,26 +53,9 @@ from sharding.slices.mesh import Mesh
 from sharding.slices.topology import Link
 
 RANKS, TYPES, SLICING = "ranks", "target and types", "slicing"
-ENCRYPTED, DATA = "encrypted models", "data"
+ENCRYPTED, DATA, FILES = "encrypted models", "data", "many files"
 """Titles of groups in ``--help``; a command takes whole groups."""
 _Some = TypeVar("_Some", bound="Options")
-
-
-class _Variables(Pairs[str, str]):
-    """Variables of the environment by name."""
-
-    def read(self, value: object, where: str, folder: Path) -> dict[str, str]:
-        found = super().read(value, where, folder)
-        check_variables(found, f"{where}.")
-        return found
-
-
-class _Link(Written[Link]):
-    """A link, or the file that says it."""
-
-    def read(self, value: object, where: str, folder: Path) -> Link:
-        named = isinstance(value, str) and "," not in value
-        return super().read(str(folder / str(value)) if named else value, where, folder)
 
 
 @dataclass(frozen=True)
@@ -112,7 +97,7 @@ class Options:
         "none|cores|numa|LIST",
     )  # fmt: skip
     env: Mapping[str, str] = described(
-        _Variables(parse_variables, Text("text"), "a mapping of names of variables to texts"), RANKS,
+        Variables(parse_variables, Text("text"), "a mapping of names of variables to texts"), RANKS,
         "a variable for all ranks, with the value that it has here or this one; repeatable",
         "NAME[=VALUE]", make=dict,
     )  # fmt: skip
@@ -176,6 +161,12 @@ class Options:
         Switch(), RANKS, "show each line of a rank as a JSON object with its time, rank, host and stream",
         default=False,
     )  # fmt: skip
+    restart: str = described(
+        Written(parsed_restart, f"a text: {RESTARTS}"), RANKS,
+        "start ranks again that are lost, at most N times in a row (5), and repeat what they were asked "
+        "(default: never)",
+        "never|on-failure[:N]", default=NEVER,
+    )  # fmt: skip
     allow_replicated: bool = described(
         Switch(), SLICING,
         "go on where nothing of the model can be split, with the whole model on every rank",
@@ -203,7 +194,7 @@ class Options:
         slices="memory",
     )  # fmt: skip
     link: Link | None = described(
-        _Link(parse_link, "a bandwidth and a latency such as 1Gbit/s,0.2ms"), SLICING,
+        LinkOrFile(parse_link, "a bandwidth and a latency such as 1Gbit/s,0.2ms"), SLICING,
         "how fast the hosts are joined, such as 1Gbit/s,0.2ms, or a file of `doctor --save-link`: the "
         "strategy auto keeps within hosts what exchanges most",
         "BANDWIDTH,LATENCY|FILE", slices="topology",
@@ -279,6 +270,24 @@ class Options:
     )  # fmt: skip
     against: Path | None = described(
         File("the path of a model"), DATA, "the unsliced model for --verify", "MODEL.onnx", file="model"
+    )
+    files: tuple[str, ...] = described(
+        Patterns(Text("a path, a pattern such as data/*.npz, or a folder"), "a list of patterns"),
+        FILES,
+        "run each of these files, such as 'data/*.npz' (** for folders of any depth) or all of a folder; "
+        "repeatable",
+        "PATTERN", "--inputs", default=(),
+    )  # fmt: skip
+    outputs: Path | None = described(
+        File("the path of a folder"), FILES,
+        "the folder for the outputs, an .npz file for each, named as its input",
+        "DIR",
+    )  # fmt: skip
+    resume: bool = described(
+        Switch(), FILES, "leave out what is done already, and go on with the rest", default=False
+    )
+    keep_going: bool = described(
+        Switch(), FILES, "say what is wrong with a file, and go on with the next", default=False
     )
     precision_mode: str | None = described(
         LateChoice(
@@ -364,7 +373,7 @@ OPTIONS = table(Options)
 """Option by name, which is also its key in job files."""
 
 OF_STARTING = (
-    *("launcher", "env"),
+    *("launcher", "env", "restart"),
     *(item.name for options in (Placement, Logs) for item in fields(options)),
 )
 """Options that only what starts the ranks can follow."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from launcher.common.logs import Logs
+from launcher.common.restarts import NEVER, parse_restart
 from launcher.errors import ConfigError, RankTableError
 from launcher.inspection.model_kinds import check_whole
 from launcher.job.option_table import changed
@@ -67,6 +68,8 @@ class StartArguments(RankArguments, total=False):
     """On which hosts and cores they run, if not on this host or those that a batch system gave."""
     logs: Logs
     """Where the lines go that they print."""
+    restart: str
+    """Whether ranks that are lost are started again: "never" (default), "on-failure" or "on-failure:N"."""
     progress: Progress | None
     """Called with how many ranks are ready, what the others have loaded as parts of one, and of how many."""
 
@@ -89,6 +92,7 @@ class Start:
     precision: Asked | None = None
     placement: Placement = field(default_factory=Placement)
     logs: Logs = field(default_factory=Logs)
+    restart: str = NEVER
     progress: Progress | None = None
 
     @classmethod
@@ -131,6 +135,11 @@ class Start:
         from launcher.job.rank_table import load_rank_table
 
         return load_rank_table(Path(self.rank_table))
+
+    @property
+    def restarts(self) -> int:
+        """How often in a row the ranks may be started again. Raises `ConfigError`."""
+        return parse_restart(self.restart)
 
     @property
     def hang_seconds(self) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.common.documents import quote, read_document
+from launcher.common.restarts import NEVER, parse_restart
 from launcher.errors import ConfigError
 from launcher.generation.folder import read_folder
 from launcher.generation.model import assemble, read_texts
@@ -46,7 +47,9 @@ class Offer:
 
     def made(self, limits: ServeLimits, metrics: Metrics) -> Model:
         """The model, which is not started yet. Raises `ConfigError` for what cannot be served."""
-        options, job = self.options, self.job
+        options = self.options
+        # The server starts ranks again by itself, for it answers meanwhile.
+        job, again = replace(self.job, restart=NEVER), parse_restart(self.job.restart) > 0
         if _generates(job, options):
             if options.max_batch_size > 1:
                 raise ConfigError(
@@ -57,13 +60,13 @@ class Offer:
                 self.name,
                 limits,
                 metrics,
-                options.restart,
+                again,
                 open_model=lambda: language_model(job, options.texts),
             )
         job.check()
         batching = Batching(options.max_batch_size, options.max_delay, lambda names: _dependent(job, names))
         return TensorModel(
-            self.name, limits, metrics, options.restart, open_group=lambda: group_of(job), batching=batching
+            self.name, limits, metrics, again, open_group=lambda: group_of(job), batching=batching
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.job.option_table import described, table
-from launcher.job.values import File, Number, Switch, Whole
+from launcher.job.values import File, Number, Whole
 
 MODELS = "how models are served"
 
@@ -29,9 +29,6 @@ class ModelOptions:
         Number(0, 10), MODELS, "seconds that a request waits for others to join (default: 0)", "SECONDS",
         default=0.0,
     )  # fmt: skip
-    restart: bool = described(
-        Switch(), MODELS, "start a model's ranks again when one of them has died", default=False
-    )
 
 
 SERVED = table(ModelOptions)

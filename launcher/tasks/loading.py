@@ -39,6 +39,7 @@ def start_group(job: Job, model: Loadable, progress: Progress | None = None) -> 
         environment={**job.env, **model.environment},
         placement=job.placement,
         logs=job.logs,
+        restart=job.restart,
         precision=precision.asked(job),
         progress=progress,
     )

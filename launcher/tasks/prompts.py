@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import sys
@@ -16,11 +17,12 @@ from sharding.common.documents import parse
 from sharding.common.nearby import hint
 
 if TYPE_CHECKING:
-    import io
+    from typing import BinaryIO
 
 
 MAX_LINE = 16 << 20
-"""Characters of one prompt."""
+"""Bytes of one prompt."""
+_SHOWN = 200
 KEYS = ("prompt", "ids", "messages")
 STANDARD_INPUT = "-"
 
@@ -33,6 +35,8 @@ class Prompt:
     text: str | None = None
     ids: list[int] | None = None
     messages: Sequence[Mapping[str, object]] | None = None
+    fault: ConfigError | None = None
+    """What is wrong with its line, of which ``text`` is the beginning then."""
 
     def wrong(self, error: ConfigError) -> ConfigError:
         """What is wrong with the prompt, and where it stands if that is a line."""
@@ -53,6 +57,8 @@ class Prompts:
     chat: bool = False
     none: bool = False
     """An encoder's arrays are given, and no prompt is needed."""
+    keep_going: bool = False
+    """Whether lines that are wrong are given, too, with their fault."""
 
     @property
     def single(self) -> bool:
@@ -67,6 +73,17 @@ class Prompts:
             raise ConfigError(
                 f"--prompts {self.file}: expected a file of prompts, one a line{hint(self.file or '')}"
             )
+
+    def count(self) -> int | None:
+        """How many prompts there are; None where that is not known before they are read."""
+        given = len(self.texts) + len(self.ids)
+        if self.file in {None, STANDARD_INPUT}:
+            return given or None if self.file is None else None
+        path = Path(str(self.file))
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            return given + sum(1 for line in file if line.strip())
 
     def __iter__(self) -> Iterator[Prompt]:
         for text in self.texts:
@@ -85,35 +102,43 @@ class Prompts:
         standard = self.file in {None, STANDARD_INPUT}
         name = "standard input" if standard else str(self.file)
         with contextlib.ExitStack() as stack:
+            file: BinaryIO
             if standard:
-                file = cast("io.TextIOWrapper", sys.stdin)
-                file.reconfigure(encoding="utf-8", errors="strict")
+                file = cast("BinaryIO", sys.stdin.buffer)
             else:
-                file = stack.enter_context(Path(name).open(encoding="utf-8-sig"))
+                file = stack.enter_context(Path(name).open("rb"))
             number = 0
-            while True:
+            while data := file.readline(MAX_LINE + 1):
                 number += 1
                 where = f"{name}, line {number}"
+                long = len(data) > MAX_LINE
+                if number == 1:
+                    data = data.removeprefix(codecs.BOM_UTF8)
+                if not data.strip():
+                    continue
                 try:
-                    line = file.readline(MAX_LINE + 1)
-                except UnicodeDecodeError as error:
-                    raise ConfigError(f"{where}: prompts are UTF-8 text: {error.reason}") from None
-                if not line:
-                    return
-                if len(line) > MAX_LINE:
-                    raise ConfigError(f"{where}: a prompt has at most {MAX_LINE} characters")
-                line = line.rstrip("\r\n")
-                if line.strip():
-                    yield self._line(line, where)
+                    if long:
+                        raise ConfigError(f"{where}: a prompt has at most {MAX_LINE} bytes")
+                    yield self._line(data, where)
+                except ConfigError as error:
+                    if not self.keep_going:
+                        raise
+                    yield Prompt(where, text=data[:_SHOWN].decode(errors="replace"), fault=error)
+                while long and not data.endswith(b"\n") and (data := file.readline(MAX_LINE)):
+                    continue
 
-    def _line(self, line: str, where: str) -> Prompt:
+    def _line(self, data: bytes, where: str) -> Prompt:
+        try:
+            line = data.decode().rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{where}: prompts are UTF-8 text: {error.reason}") from None
         if not self._is_json(line):
             return self._of(where, line)
         try:
-            data = parse(line, "json")
+            document = parse(line, "json")
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where}: this line is no JSON: {error or 'nested too deep'}") from None
-        return self._object(data, where)
+        return self._object(document, where)
 
     def _is_json(self, line: str) -> bool:
         if self.file is not None and Path(self.file).suffix.lower() in {".jsonl", ".ndjson"}:

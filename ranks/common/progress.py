@@ -57,10 +57,12 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 @contextlib.contextmanager
-def progress(description: str, *, counted: bool = False) -> Iterator[Progress | None]:
+def progress(
+    description: str, *, counted: bool = False, text: Callable[[], str] | None = None
+) -> Iterator[Progress | None]:
     """A progress bar on standard error while the block runs: yields ``update(done, total)``, or None if
     standard error is no terminal. It appears only after one second, and goes when all is done. ``counted``:
-    it shows ``1/4`` too."""
+    it shows ``1/4`` too; ``text``: gives what else is shown."""
     if not is_terminal(sys.stderr):
         yield None
         return
@@ -88,7 +90,10 @@ def progress(description: str, *, counted: bool = False) -> Iterator[Progress | 
             task = bar.add_task(description)
             bar.start()
         assert task is not None
-        bar.update(task, completed=done, total=total)
+        if text is None:
+            bar.update(task, completed=done, total=total)
+        else:
+            bar.update(task, completed=done, total=total, description=text())
         if done >= total:
             bar.stop()
             bar, start = None, time.monotonic()

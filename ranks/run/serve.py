@@ -69,9 +69,11 @@ def serve(
             if message.kind is Kind.STOP:
                 break
             if message.kind is Kind.PREDICT:
-                _predict(message, identity.rank, model, spreader, control, asking)
-            elif message.kind is Kind.SESSION:
-                _change(message.fields, identity.rank, model, control)
+                good = _predict(message, identity.rank, model, spreader, control, asking)
+            else:
+                good = _change(message.fields, identity.rank, model, control)
+            if not good and not control.resumed(message.fields.get("request")):
+                break
     finally:
         model.close()
         communicator.close()
@@ -80,7 +82,8 @@ def serve(
 @work
 def _predict(  # noqa: PLR0917 - what `serve` has
     message: Message, rank: int, model: RankModel, spreader: Spreader, control: Control, asking: Asking
-) -> None:
+) -> bool:
+    """Computes a request, of which rank 0 sends the answer; whether that could be done."""
     request, session = message.fields.get("request"), message.fields.get("session")
     given = spreader.spread(message if rank == 0 else None)
     feeds, run = given.tensors, cast("RunReport | None", given.fields.get("run"))
@@ -101,26 +104,28 @@ def _predict(  # noqa: PLR0917 - what `serve` has
             seconds = time.perf_counter() - began
             stats = dataclasses.asdict(model.stats)
             fields = {"request": request, "stats": stats, "seconds": seconds, **more}
-            control.send(Kind.RESULT, fields, tensors)
+            control.send(Kind.RESULT, fields, tensors, cast("int", message.fields.get("slot", 0)))
     except CollectiveError:
         raise
     except Exception as error:
         # Often the input's fault (an index out of range), and then every rank stops at the same place: the
         # launcher lets the group live if all of them report it, and ends it otherwise.
         control.send(Kind.FAILED, {"request": request, "type": type(error).__name__, "message": str(error)})
+        return False
+    return True
 
 
 @work
-def _change(fields: Mapping[str, object], rank: int, model: RankModel, control: Control) -> None:
+def _change(fields: Mapping[str, object], rank: int, model: RankModel, control: Control) -> bool:
     """Changes a sequence. Nobody waits for it: what fails is told by the next step."""
     if fields["change"] == "describe":
-        _describe_state(cast("int", fields["request"]), rank, model, control)
-    else:
-        model.sequences.change(**cast("Change", fields))
+        return _describe_state(cast("int", fields["request"]), rank, model, control)
+    model.sequences.change(**cast("Change", fields))
+    return True
 
 
-def _describe_state(request: int, rank: int, model: RankModel, control: Control) -> None:
-    """Tells what the sessions of the model take."""
+def _describe_state(request: int, rank: int, model: RankModel, control: Control) -> bool:
+    """Tells what the sessions of the model take; whether it has any."""
     try:
         sequences = model.sequences
         # Each of many small steps will read all weights, and little else. A program's own process is left
@@ -135,6 +140,8 @@ def _describe_state(request: int, rank: int, model: RankModel, control: Control)
             control.send(Kind.RESULT, fields)
     except ShardrunError as error:
         control.send(Kind.FAILED, {"request": request, "type": type(error).__name__, "message": str(error)})
+        return False
+    return True
 
 
 def _describe(model: RankModel, collectives: str, seconds: float) -> dict[str, object]:

@@ -3,8 +3,8 @@ receiver.
 
 Measured between two processes of one host, 64 KB to 64 MB: 3 to 6 times as fast as the socket. An area is an
 anonymous file (memfd_create(2)) whose descriptor travels over the socket, so it is gone with its last user,
-however that ends. The sender writes an area anew for each message: messages must alternate, as a request
-and its answer do.
+however that ends. A sender has several areas, its slots, and writes one anew for each message that it sends
+in that slot: in each slot messages must alternate, as a request and its answer do.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import mmap
 import os
 from collections.abc import Iterable, Sequence
 
+SLOTS = 4
+"""Requests that may be on their way at once."""
 MINIMUM = 64 << 10  # bytes; below, the socket alone is as fast
 MAXIMUM = 1 << 30  # an area stays as large as the largest message, so the largest messages take the socket
 ALIGNMENT = 64
@@ -32,31 +34,37 @@ def _aligned(size: int) -> int:
 
 
 class Writer:
-    """The sender's area. ``generation`` counts the areas made so far."""
+    """The sender's areas, one for each slot in use."""
 
     def __init__(self) -> None:
-        self.generation = 0
-        self._map: mmap.mmap | None = None
+        self._made = 0
+        self._maps: dict[int, mmap.mmap] = {}
+        self._numbers: dict[int, int] = {}
 
-    def write(self, buffers: Sequence[bytes | memoryview]) -> tuple[bool, int | None]:
+    def number(self, slot: int) -> int:
+        """What a message calls the slot's area: how many were made before it, and the slot."""
+        return self._numbers[slot]
+
+    def write(self, buffers: Sequence[bytes | memoryview], slot: int = 0) -> tuple[bool, int | None]:
         """Writes the buffers; says whether that was possible, and the descriptor to pass on if the area is
         new."""
         size = sum(_aligned(len(data)) for data in buffers)
         if not MINIMUM <= size <= MAXIMUM:
             return False, None
         descriptor = None
-        if self._map is None or len(self._map) < size:
-            descriptor = self._make(size)
+        area = self._maps.get(slot)
+        if area is None or len(area) < size:
+            descriptor = self._make(size, slot)
             if descriptor is None:
                 return False, None
-        assert self._map is not None
+        area = self._maps[slot]
         at = 0
         for data in buffers:
-            self._map[at : at + len(data)] = data
+            area[at : at + len(data)] = data
             at += _aligned(len(data))
         return True, descriptor
 
-    def _make(self, size: int) -> int | None:
+    def _make(self, size: int, slot: int) -> int | None:
         size = max(2 * size if size < MAXIMUM // 4 else size, 1 << 20)
         try:
             descriptor = os.memfd_create("shardrun", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -66,11 +74,12 @@ class Writer:
             # Memory that is not there is noticed now; while writing it would end the process (SIGBUS).
             os.posix_fallocate(descriptor, 0, size)
             fcntl.fcntl(descriptor, _ADD_SEALS, _SEAL_SHRINK)
-            self._map = mmap.mmap(descriptor, size)
+            self._maps[slot] = mmap.mmap(descriptor, size)
         except OSError:
             os.close(descriptor)
             return None
-        self.generation += 1
+        self._made += 1
+        self._numbers[slot] = self._made * SLOTS + slot
         return descriptor
 
 
@@ -80,23 +89,25 @@ class Reader:
     def __init__(self) -> None:
         self._arrived = 0
         self._descriptors: dict[int, int] = {}
-        self._current: tuple[int, mmap.mmap] | None = None
+        self._current: dict[int, tuple[int, mmap.mmap]] = {}
 
     def take(self, descriptors: Iterable[int]) -> None:
         """Descriptors that came over the socket, in order."""
         for descriptor in descriptors:
             self._arrived += 1
             self._descriptors[self._arrived] = descriptor
-            old = self._descriptors.pop(self._arrived - 2, None)
+            old = self._descriptors.pop(self._arrived - 2 * SLOTS, None)
             if old is not None:
                 os.close(old)
 
-    def views(self, generation: int, sizes: Sequence[int]) -> list[memoryview]:
-        """The buffers of one message. Raises `ValueError` where the area is not what the peer says."""
+    def views(self, number: int, sizes: Sequence[int]) -> list[memoryview]:
+        """The buffers of one message, in the area of this `Writer.number`; good until the next message in its
+        slot. Raises `ValueError` where the area is not what the peer says."""
         total = sum(_aligned(size) for size in sizes)
-        if self._current is None or self._current[0] != generation:
-            self._current = (generation, self._open(generation))
-        area = self._current[1]
+        slot = number % SLOTS
+        if slot not in self._current or self._current[slot][0] != number:
+            self._current[slot] = (number, self._open(number))
+        area = self._current[slot][1]
         if total > len(area):
             raise ValueError(f"its area has {len(area)} bytes, but the message needs {total}")
         whole, views, at = memoryview(area), [], 0
@@ -105,10 +116,10 @@ class Reader:
             at += _aligned(size)
         return views
 
-    def _open(self, generation: int) -> mmap.mmap:
-        descriptor = self._descriptors.pop(generation, None)
+    def _open(self, number: int) -> mmap.mmap:
+        descriptor = self._descriptors.pop(number // SLOTS, None)
         if descriptor is None:
-            raise ValueError(f"its area {generation!r} has not come")
+            raise ValueError(f"its area {number!r} has not come")
         try:
             if not fcntl.fcntl(descriptor, _GET_SEALS) & _SEAL_SHRINK:
                 raise ValueError("its area could shrink while it is read")

@@ -41,6 +41,7 @@ class Control:
         self._sending = threading.Lock()
         self._limit: tuple[object, object] = None, 0
         self._told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self._words: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._stopping = False
         self._closed = threading.Event()
         self._pulse = Pulse()
@@ -74,11 +75,13 @@ class Control:
         kind: wire.Kind,
         fields: Mapping[str, object] | None = None,
         tensors: dict[str, Array] | None = None,
+        slot: int = 0,
     ) -> None:
-        """Sends one message; a launcher that is gone ends this process."""
+        """Sends one message, large tensors in this slot of shared memory; a launcher that is gone ends this
+        process."""
         try:
             with self._sending:
-                self._stream.send(wire.Message(kind, fields or {}, tensors or {}))
+                self._stream.send(wire.Message(kind, fields or {}, tensors or {}), slot)
         except OSError:
             self._end()
 
@@ -90,6 +93,17 @@ class Control:
         """How many steps of a run the launcher wants so far; ``first``: where it has not said more."""
         said, most = self._limit
         return most if said == request and isinstance(most, int) else first
+
+    def resumed(self, request: object) -> bool:
+        """Waits, after a request that this rank could not compute, until the launcher has found that the
+        others fared alike; False where this rank is to stop instead. More requests may have come already:
+        they are for ranks that are in step."""
+        while True:
+            word = self._words.get()
+            if word is None:
+                return False
+            if word == request:
+                return True
 
     def report(self, error: BaseException, trace: str) -> None:
         """Tells the launcher why this rank ends; ``trace`` is the traceback as text."""
@@ -144,8 +158,11 @@ class Control:
                     timer = threading.Timer(_STOP_SECONDS, self._end)
                     timer.daemon = True
                     timer.start()
+                    self._words.put(None)
                 if message.kind is wire.Kind.LIMIT:  # in the midst of a request
                     self._limit = message.fields.get("request"), message.fields.get("most")
+                elif message.kind is wire.Kind.RESUME:
+                    self._words.put(message.fields.get("request"))
                 else:
                     self.requests.put(message)
         except (OSError, wire.WireError) as error:

@@ -40,6 +40,7 @@ class Kind(IntEnum):
     PONG = 13
     TOLD = 14
     LOADING = 15
+    RESUME = 16
 
 
 def head(kind: Kind, header: Mapping[str, object], payload: int = 0) -> tuple[bytes, bytes]:

@@ -30,15 +30,15 @@ class Stream:
     def share_memory(self, *, borrow: bool) -> None:
         """Lets large tensors go through shared memory, if this is a connection on one host; both sides must.
 
-        With ``borrow``, received tensors hold good only until the next message.
+        With ``borrow``, received tensors hold good only until the next message in their slot.
         """
         if self.socket.family == socket.AF_UNIX and area.available():
             self._writer, self._reader, self._borrow = area.Writer(), area.Reader(), borrow
 
-    def send(self, message: wire.Message) -> None:
-        """Sends one message; raises `OSError` when the peer is gone and `WireError` for what cannot
-        travel."""
-        frame, descriptor = wire.encode(message, self._writer)
+    def send(self, message: wire.Message, slot: int = 0) -> None:
+        """Sends one message, large tensors in this slot of shared memory; raises `OSError` when the peer is
+        gone and `WireError` for what cannot travel."""
+        frame, descriptor = wire.encode(message, self._writer, slot)
         pending = [memoryview(data).cast("B") for data in frame]
         while pending:
             if descriptor is None:

@@ -95,12 +95,12 @@ def dtype_named(name: object) -> DType:
 
 
 def encode(
-    message: Message, writer: area.Writer | None = None
+    message: Message, writer: area.Writer | None = None, slot: int = 0
 ) -> tuple[list[bytes | memoryview], int | None]:
     """The frame as prefix, header and each tensor that is not empty (not copied).
 
-    With a ``writer``, large tensors go there instead; the second result is the descriptor of its memory, if
-    the peer does not have it yet. Raises `WireError` for a type that cannot travel.
+    With a ``writer``, large tensors go to its area ``slot`` instead; the second result is the descriptor of
+    its memory, if the peer does not have it yet. Raises `WireError` for a type that cannot travel.
     """
     described: list[dict[str, object]] = []
     buffers: list[bytes | memoryview] = []
@@ -111,9 +111,9 @@ def encode(
             buffers.append(data)
     header: dict[str, object] = {"fields": message.fields, "tensors": described}
     if writer is not None:
-        written, descriptor = writer.write(buffers)
+        written, descriptor = writer.write(buffers, slot)
         if written:
-            return _frame(message.kind, {**header, "area": writer.generation}, []), descriptor
+            return _frame(message.kind, {**header, "area": writer.number(slot)}, []), descriptor
     return _frame(message.kind, header, buffers), None
 
 

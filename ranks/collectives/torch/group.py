@@ -349,5 +349,3 @@ def _check_world(dist: ModuleType, identity: Identity) -> None:
                 f"initialised in it as rank {found[0]} of {found[1]}: initialise it as the same rank, or not "
                 "at all."
             )
-
-

@@ -1,68 +1,59 @@
-"""What a launcher makes of what ranks tell it: which answer counts, and which trouble was the first."""
+"""What a launcher makes of what ranks tell it: which trouble was the first."""
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
+import numpy as np
 import pytest
 
-from launcher.group.answers import Answers
+from launcher.group.requests import Requests
 from launcher.starters import cause
 from launcher.starters.base import Ended
 from launcher.starters.cause import Trouble
 from ranks.talk.wire import Kind, Message
 
 
-def answer(request: int, kind: Kind = Kind.RESULT) -> Message:
-    return Message(kind, {"request": request})
+class Ranks:
+    """Two ranks that are told everything and say what a test says."""
 
+    world_size = 2
+    failure = None
 
-def test_only_answers_to_the_request_in_progress_count() -> None:
-    answers = Answers()
-    assert not answers.expected
-    answers.begin(4)
-    assert answers.expected and not answers.came
-    answers.take(0, answer(3))  # to one that nobody waits for any more
-    answers.take(1, answer(3, Kind.FAILED))
-    answers.take(1, answer(4))  # rank 0 answers for all
-    assert answers.expected
-    last = answer(4)
-    answers.take(0, last)
-    assert answers.came and answers.result is last and not answers.expected
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.sent: list[tuple[int, Kind]] = []
 
+    def send(self, rank: int, kind: Kind, *_: Any) -> None:
+        self.sent.append((rank, kind))
 
-def test_a_new_request_knows_nothing_of_the_one_before() -> None:
-    answers = Answers()
-    answers.begin(1)
-    answers.take(1, answer(1, Kind.FAILED))
-    answers.take(0, answer(1))
-    answers.dropped = True
-    assert answers.came and list(answers.failed) == [1]
-    answers.begin(2)
-    assert (answers.result, answers.failed, answers.dropped, answers.came) == (None, {}, False, False)
+    def check_owner(self) -> None:
+        pass
 
 
 @pytest.mark.parametrize("turn", ["before", "after", "late"])
 def test_a_rank_that_could_not_compute_what_rank_0_could_is_out_of_step(turn: str) -> None:
     """Whichever comes first, and also where the next request is under way."""
-    answers = Answers()
-    answers.begin(1)
+    ranks: Any = Ranks()
+    requests = Requests(ranks)
+    first = requests.submit({"x": np.zeros(1)})
     failed = Message(Kind.FAILED, {"request": 1, "type": "ModelError", "message": "no memory."})
-    order = [(1, failed), (0, answer(1))] if turn == "before" else [(0, answer(1)), (1, failed)]
-    told = [answers.take(*order[0])]
+    stats = {"communication_seconds": 0.0, "segment_seconds": 0.0}
+    good = Message(Kind.RESULT, {"request": 1, "stats": stats, "seconds": 0.0})
+    order = [(1, failed), (0, good)] if turn == "before" else [(0, good), (1, failed)]
+    with ranks.changed:
+        told = [requests.take(*order[0])]
+    if turn != "before":
+        assert first.result(20) == {}
     if turn == "late":
-        assert answers.good
-        answers.begin(2)
-    told.append(answers.take(*order[1]))
-    assert not answers.good and answers.came == (turn != "late")
-    assert told == [None, (1, failed.fields)]
+        requests.submit({"x": np.zeros(1)})
+    with ranks.changed:
+        told.append(requests.take(*order[1]))
+    assert told == [None, (1, failed.fields)] and (first.done() or turn == "before")
+    assert (1, Kind.RESUME) not in ranks.sent
     error = cause.error_of(Trouble(1, "h", error=cause.unlike(failed.fields)), [])
     assert str(error) == "rank 1 on host h: no memory. Other ranks did not fail alike."
-
-
-def test_ranks_that_all_fail_are_in_step() -> None:
-    answers = Answers()
-    answers.begin(1)
-    assert [answers.take(rank, answer(1, Kind.FAILED)) for rank in (1, 0)] == [None, None]
-    assert answers.came and not answers.good
 
 
 def test_an_echo_is_not_the_first_cause() -> None:

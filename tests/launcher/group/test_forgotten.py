@@ -14,7 +14,8 @@ from launcher.generation.generate import Event, Generation
 from launcher.generation.options import GenerateOptions
 from launcher.generation.sample import Token
 from launcher.group.group import Group
-from launcher.group.requests import RanksRun, Requests
+from launcher.group.requests import Requests
+from launcher.group.serving.runs import RanksRun
 from ranks.common.elsewhere import Elsewhere
 from tests.launcher.group.test_requests import _Ranks
 from tests.launcher.processes import wait_until
@@ -45,12 +46,12 @@ def events(run: RanksRun) -> Generator[Event]:
 
 def test_a_generation_is_forgotten_in_the_middle_of_a_request() -> None:
     requests = Requests(cast(Any, _Ranks()))
-    run = requests.run({}, {})
+    run = requests.run({}, {}, 0)
     generation = Generation(events(run), GenerateOptions(), [1], has_text=False)
     next(generation)
     holder: list[object] = [generation]
     del generation
-    assert collected_under(requests._lock, holder)
+    assert collected_under(requests._state, holder)
     assert wait_until(lambda: run.ended, SECONDS)
 
 
@@ -61,7 +62,8 @@ class _Job:
 
     def __init__(self) -> None:
         self.lock, self.ends = threading.Lock(), 0
-        self.answers = None
+        self.answers: object = None
+        self.changed = threading.Condition()
 
     def wait_for(self, condition: Callable[[], bool], timeout: float | None, what: str) -> None:
         return
@@ -73,13 +75,13 @@ class _Job:
 
 def test_a_group_is_forgotten_by_a_thread_that_its_end_waits_for() -> None:
     job = _Job()
-    assert collected_under(job.lock, [Group(cast(Any, job), 1.0, Path("m.onnx"))])
+    assert collected_under(job.lock, [Group(lambda _: cast(Any, job), 1.0, Path("m.onnx"))])
     assert wait_until(lambda: job.ends == 1, SECONDS)
 
 
 def test_a_group_ends_once() -> None:
     job = _Job()
-    group = Group(cast(Any, job), 1.0, Path("m.onnx"))
+    group = Group(lambda _: cast(Any, job), 1.0, Path("m.onnx"))
     group.close()
     group.close()
     del group

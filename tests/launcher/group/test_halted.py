@@ -61,7 +61,7 @@ def test_a_request_does_not_wait_for_ever(
 ) -> None:  # fmt: skip
     with start(two_slices, launcher=launcher, threads=1, timeout=30) as group:
         group.predict(slices.feeds(1))
-        group._job._patience = LIMIT
+        group._job.patience = LIMIT
         pids = [group.stats[rank].pid for rank in ranks]
         halt(pids)
         with pytest.raises(RankFailedError) as caught:

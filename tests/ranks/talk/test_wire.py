@@ -306,7 +306,7 @@ def test_hostile_areas(size: int, seal: bool, number: int, message: str) -> None
     os.ftruncate(descriptor, size)
     if seal:
         fcntl.fcntl(descriptor, 1033, 2)
-    socket.send_fds(one, [with_header({**tensor(), "area": number})], [descriptor])
+    socket.send_fds(one, [with_header({**tensor(), "area": number * area.SLOTS})], [descriptor])
     os.close(descriptor)
     with pytest.raises(WireError, match=message):
         stream.receive()
@@ -322,10 +322,29 @@ def test_unused_areas_are_closed() -> None:
         socket.send_fds(one, [frame(Message(Kind.BYE))], [descriptor])
         os.close(descriptor)
         stream.receive()
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2 * area.SLOTS
     stream.close()
     assert len(list(Path("/proc/self/fd").iterdir())) < before
     one.close()
+
+
+def test_messages_in_different_slots_lie_apart() -> None:
+    """The tensors of one are on loan while the next comes; each slot's area grows by itself."""
+    one, two = socket.socketpair()
+    sender, receiver = Stream(one), Stream(two)
+    for stream in (sender, receiver):
+        stream.share_memory(borrow=True)
+    kept = []
+    for number, count in enumerate((20_000, 1_000_000, 30_000, 2_000_000)):
+        sender.send(Message(Kind.PREDICT, {}, {"x": np.full(count, number, np.float32)}), number)
+    for _ in range(area.SLOTS):
+        kept.append(receiver.receive().tensors["x"])
+    assert [set(tensor.tolist()) for tensor in kept] == [{0.0}, {1.0}, {2.0}, {3.0}]
+    sender.send(Message(Kind.PREDICT, {}, {"x": np.full(5_000_000, 9, np.float32)}), 1)  # a larger area there
+    assert set(receiver.receive().tensors["x"].tolist()) == {9.0}
+    assert [set(kept[slot].tolist()) for slot in (0, 2, 3)] == [{0.0}, {2.0}, {3.0}]
+    for stream in (sender, receiver):
+        stream.close()
 
 
 @pytest.mark.parametrize("count", [area.MINIMUM // 4, 300_000])

@@ -1,0 +1,30 @@
+"""What ranks spent on the requests that they answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ranks.talk.reports import StatsReport
+
+
+@dataclass
+class Spent:
+    """Seconds as `launcher.group.group.Group` has them. ``answered``: requests since the ranks started."""
+
+    run_seconds: float = 0.0
+    communication_seconds: float = 0.0
+    segment_seconds: float = 0.0
+    answered: int = 0
+
+    def add(self, fields: Mapping[str, object]) -> None:
+        """Counts rank 0's answer."""
+        self.answered += 1
+        if "stats" in fields:
+            stats = cast("StatsReport", fields["stats"])
+            self.communication_seconds = stats["communication_seconds"]
+            self.segment_seconds = stats["segment_seconds"]
+            self.run_seconds += cast("float", fields["seconds"])
