@@ -63,10 +63,8 @@ class Job:
         ``changed`` guards and announces everything else; ``ready``: what serving ranks say first; ``answers``
         is told the rest.
         """
-        self.patience, self.hang = patience, hang
-        self.world_size = world_size
-        self._owner = os.getpid()
-        self._is_script = program[0] == "exec"
+        self.patience, self.hang, self.world_size = patience, hang, world_size
+        self._owner, self._is_script = os.getpid(), program[0] == "exec"
         self.failure: RankFailedError | LaunchError | None = None
         self.changed = threading.Condition()
         self._launcher, self.launcher_name = launcher, launcher.name

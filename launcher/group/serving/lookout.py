@@ -31,7 +31,7 @@ class Lookout:
         try:
             moved = self._moved
             if self._watch is None or self._watch[0] != moved:
-                self._watch = moved, Watch(job.patience, job.hang)
+                self._watch = moved, Watch(job.patience, job.hang, job.seen)
             job.look(self._watch[1])
         finally:
             self._looking.release()

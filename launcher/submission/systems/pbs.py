@@ -7,8 +7,6 @@ import re
 import shlex
 import signal
 
-from ranks.common.ranges import in_ranges
-
 from launcher.errors import ConfigError, LaunchError
 from launcher.job.values import absolute
 from launcher.starters import marks
@@ -19,6 +17,7 @@ from launcher.submission.lines import Lines, saying_its_host
 from launcher.submission.options import SUBMIT, written_time
 from launcher.submission.tails import FileTail
 from ranks.common import sources
+from sharding.common.ranges import in_ranges
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./~-]+", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]{0,229}", re.ASCII)
