@@ -9,7 +9,8 @@ import socket
 import subprocess
 from collections.abc import Mapping
 
-from ranks.common import nodes, sources
+from ranks.common import sources
+from ranks.identity import nodes
 from ranks.identity.identity import in_slurm_step
 from ranks.identity.place import Identity
 

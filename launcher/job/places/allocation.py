@@ -10,7 +10,8 @@ from pathlib import Path
 
 from launcher.errors import ConfigError
 from launcher.job.places.host_list import read_hostfile
-from ranks.common import nodes, sources
+from ranks.common import sources
+from ranks.identity import nodes
 from ranks.identity.identity import identify, in_slurm_step
 from sharding.common.bounds import MAX_RANKS
 from sharding.common.ranges import expand_counts
