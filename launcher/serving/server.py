@@ -10,12 +10,12 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from launcher.errors import ConfigError, LaunchError
 from launcher.serving.app import application
@@ -28,10 +28,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SLOW_SECONDS = 30.0
 """A client that takes nothing of its answer for so long is dropped."""
 _LOOK_SECONDS = 5.0
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -130,10 +126,10 @@ class Server(uvicorn.Server):
             self._silent = silent
 
 
-def with_patience(app: App, seconds: float = _SLOW_SECONDS) -> App:
+def with_patience(app: ASGIApp, seconds: float = _SLOW_SECONDS) -> ASGIApp:
     """The application, where a client that takes nothing of its answer for so long loses it."""
 
-    async def patient(scope: Message, receive: Receive, send: Send) -> None:
+    async def patient(scope: Scope, receive: Receive, send: Send) -> None:
         async def bounded(message: Message) -> None:
             await asyncio.wait_for(send(message), seconds)
 

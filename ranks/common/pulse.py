@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ranks.common.processes import spent_by_threads
 
@@ -28,7 +28,7 @@ STANDS_STILL = (
     "rank nor for a disk (--hang-timeout allows more time)."
 )
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 
 PLACES: dict[CodeType, str] = {}
 """What a thread does that is inside of a function: "works", or "waits"."""

@@ -9,7 +9,7 @@ to each stage that uses it; only a sum that its own stage reduces anyway is sent
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from sharding.common.text import counted
@@ -81,27 +81,32 @@ def one_stage(graph: Sequence[Step]) -> Stages:
     return Stages(1, (0,) * len(graph), (tuple(range(len(graph))),), ())
 
 
+@dataclass(frozen=True)
+class Wishes:
+    """What is known and wanted of stages. ``measured``: seconds of nodes by name; ``demanded``: the stage of
+    each step that must be in a given one; ``memory``: the bytes of weights that a stage should keep to;
+    ``asked``: the state, output by input, that one stage must keep, whatever the graph says."""
+
+    measured: Mapping[str, float] = field(default_factory=dict)
+    demanded: Sequence[int | None] = ()
+    memory: int | None = None
+    asked: Mapping[str, str] = field(default_factory=dict)
+
+
 def plan_stages(
     source: Source,
     graph: Sequence[Step],
     choices: Sequence[int],
     world: int,
     count: int,
-    *,
-    measured: Mapping[str, float] | None = None,
-    demanded: Sequence[int | None] = (),
-    memory: int | None = None,
-    asked: Mapping[str, str] | None = None,
+    wishes: Wishes | None = None,
 ) -> Stages:
-    """Cuts the steps into ``count`` stages (see `sharding.pipeline.balance` for what is balanced).
-
-    ``world`` is the length of the tensor axis; ``measured`` gives seconds of nodes by name; ``demanded`` the
-    stage of each step that must be in a given one; ``memory`` the bytes of weights that a stage should keep
-    to; ``asked`` the state, output by input, that one stage must keep, whatever the graph says. Raises
-    `SliceError` where the graph has too few cuts.
+    """Cuts the steps into ``count`` stages (see `sharding.pipeline.balance` for what is balanced); ``world``
+    is the length of the tensor axis. Raises `SliceError` where the graph has too few cuts.
     """
-    cutter = _Cutter(source, graph, choices, world, measured=measured or {}, asked=asked or {})
-    return cutter.run(count, demanded, memory)
+    wishes = wishes or Wishes()
+    cutter = _Cutter(source, graph, choices, world, measured=wishes.measured, asked=wishes.asked)
+    return cutter.run(count, wishes.demanded, wishes.memory)
 
 
 class _Cutter:

@@ -20,7 +20,7 @@ from sharding.graph.symbols import shown_shape
 from sharding.onnx_files.kinds import refuse_others_of
 from sharding.onnx_files.tensors import WeightTensor, dtype_name
 from sharding.pipeline.profile import read_profile
-from sharding.pipeline.stages import Stages, plan_stages
+from sharding.pipeline.stages import Stages, Wishes, plan_stages
 from sharding.planning.demanded import demanded_options, demanded_stages, pin
 from sharding.planning.emit import emit_rank
 from sharding.planning.expected import expected_sizes
@@ -253,17 +253,8 @@ class Planner:
         here = replace(self.options, mesh=mesh)
         graph, choices = self._solve(world, count, here)
         demanded = demanded_stages(self.source, graph, here)
-        stages = plan_stages(
-            self.source,
-            graph,
-            choices,
-            world,
-            count,
-            demanded=demanded,
-            memory=self.options.memory,
-            measured=self.measured,
-            asked=self.options.state,
-        )
+        wishes = Wishes(self.measured, demanded, self.options.memory, self.options.state)
+        stages = plan_stages(self.source, graph, choices, world, count, wishes)
         plan = _describe(self.source, graph, choices, mesh, stages)
         if world > 1 and not self.options.allow_replicated and not _splits_something(plan):
             raise SliceError(nothing_splits(plan))
