@@ -187,7 +187,7 @@ class MpiCommunicator(HostCommunicator):
             self._swap(sent, right, taken, left, what)
 
     def _swap(self, sent: Array, to: int, taken: Array, by: int, what: What) -> None:
-        def start() -> Any:
+        def start() -> _Both:
             coming = self._world.Irecv(taken.view(np.uint8), by, _TAG)
             return _Both(coming, self._world.Isend(sent.view(np.uint8), to, _TAG))
 
@@ -219,7 +219,13 @@ class MpiCommunicator(HostCommunicator):
         if data.nbytes >= _LARGE:
             self._finish(self._world.Ibarrier(), (), 0, what)
 
-    def _run(self, what: What, buffers: Any, start: Any, peer: int | None = None) -> None:
+    def _run(
+        self,
+        what: What,
+        buffers: Array | tuple[Array, ...],
+        start: Callable[[], Any],
+        peer: int | None = None,
+    ) -> None:
         arrays = buffers if isinstance(buffers, tuple) else (buffers,)
         try:
             request = start()

@@ -99,6 +99,7 @@ def plan_stages(
     choices: Sequence[int],
     world: int,
     count: int,
+    *,
     wishes: Wishes | None = None,
 ) -> Stages:
     """Cuts the steps into ``count`` stages (see `sharding.pipeline.balance` for what is balanced); ``world``

@@ -254,7 +254,7 @@ class Planner:
         graph, choices = self._solve(world, count, here)
         demanded = demanded_stages(self.source, graph, here)
         wishes = Wishes(self.measured, demanded, self.options.memory, self.options.state)
-        stages = plan_stages(self.source, graph, choices, world, count, wishes)
+        stages = plan_stages(self.source, graph, choices, world, count, wishes=wishes)
         plan = _describe(self.source, graph, choices, mesh, stages)
         if world > 1 and not self.options.allow_replicated and not _splits_something(plan):
             raise SliceError(nothing_splits(plan))

@@ -258,7 +258,7 @@ def test_a_value_that_ranks_hold_in_parts_crosses_in_parts(tmp_path: Path) -> No
     def crosses(tensor: int) -> list[tuple[str, str]]:
         plan = _plan(path, Mesh.of(tensor=tensor), micro_batches=1)
         measured = {node.name: 1e-6 for node in model.graph.node} | {"wide": 10.0}
-        stages = plan_stages(plan.source, plan.steps, plan.choices, tensor, 2, Wishes(measured))
+        stages = plan_stages(plan.source, plan.steps, plan.choices, tensor, 2, wishes=Wishes(measured))
         return [(crossing.value.name or "", str(crossing.placement)) for crossing in stages.crossings]
 
     assert crosses(tensor=2) in ([("wide", "split:1")], [("w", "split:1")])
@@ -320,7 +320,7 @@ def test_demanded_stages_are_followed_though_branches_are_listed_in_turn(tmp_pat
     path = graphs.save(tmp_path / "m.onnx", text, {f"w{i}": array(16, 16, seed=i) for i in (1, 2, 3, 4)})
     plan = _plan(path, Mesh.of(pipeline=2), micro_batches=1)
     wanted = [{"a": 0, "b": 1}.get((step.node.outputs[0].name or "")[0]) for step in plan.steps]
-    stages = plan_stages(plan.source, plan.steps, plan.choices, 1, 2, Wishes(demanded=wanted))
+    stages = plan_stages(plan.source, plan.steps, plan.choices, 1, 2, wishes=Wishes(demanded=wanted))
     assert [place for place, want in zip(stages.of, wanted, strict=True) if want is not None] == [
         want for want in wanted if want is not None
     ]
