@@ -605,6 +605,20 @@ def test_wrong_answers_fail(gpu_check: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert result.lines[0].startswith("test_a_plain_model: ") and len(result.lines) == 1
 
 
+def test_answers_of_tf32_are_near_and_those_that_lack_a_part_are_not() -> None:
+    random = np.random.default_rng(3)
+    x, w = (random.standard_normal(shape).astype(np.float32) for shape in ((8, 256), (256, 64)))
+    right = x @ w
+    rounded = [((array.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32) for array in (x, w)]
+    near.assert_near(rounded[0] @ rounded[1], right)
+    near.assert_near([right, np.arange(3)], [right, np.arange(3)])
+    for wrong in (x[:, :-8] @ w[:-8], right * np.float32(1.01), right.astype(np.float64), right[:-1]):
+        with pytest.raises(AssertionError):
+            near.assert_near(wrong, right)
+    with pytest.raises(AssertionError):
+        near.assert_near([right, np.arange(3)], [right, np.arange(3) + 1])
+
+
 def test_nodes_that_are_not_on_cuda_fail() -> None:
     program = """
 import numpy as np
