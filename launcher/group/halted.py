@@ -98,11 +98,12 @@ class Watch:
         self._seconds = {
             peer.rank: self._seconds.get(peer.rank, -passed) + passed for peer in (*found, *silent)
         }
-        if now - self._began < NOTICE_SECONDS:
-            return None
         still = self._still.look(peers, passed)
         for peer in peers:
+            # From the first look on: with a message the kernel begins anew to wait for a cable that is cut.
             peer.ping()
+        if now - self._began < NOTICE_SECONDS:
+            return None
         for peer in found:
             if peer.rank not in self._told:
                 self._told.add(peer.rank)

@@ -55,6 +55,11 @@ class Output:
         """The last lines that a rank (None: the launching program) wrote to standard error."""
         return list(self._tails[rank])
 
+    def gave_up(self, rank: int) -> bool:
+        """Whether the MPI of a rank has said that it lost a connection, upon which it ends the rank."""
+        noise = self._noise.get(rank)
+        return noise is not None and noise.lost
+
     def join(self, timeout: float) -> None:
         """Waits until everything that the ended ranks wrote has been shown."""
         self._thread.join(timeout)

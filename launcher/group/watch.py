@@ -135,7 +135,7 @@ class Job:
             elif message.kind is wire.Kind.BYE:
                 code = message.fields.get("code")
                 if isinstance(code, int) and code:
-                    self._trouble(peer.rank).ended = Ended(peer.rank, code)
+                    self._trouble(peer.rank).ended = Ended(peer.rank, code, cause.ITSELF)
                 else:
                     self._done.add(peer.rank)
             elif message.kind is wire.Kind.READY:
@@ -226,12 +226,15 @@ class Job:
         told_all = self._launcher_ended is not None and not self._remote
         if self._closing or self._launcher_died() or (self._silent() and told_all):
             return True
-        trouble = cause.first(list(self._troubles.values()))
-        return trouble is not None and trouble.told and not trouble.secondary
+        trouble = self._first()
+        return trouble is not None and trouble.told and not (trouble.secondary or trouble.unexplained)
+
+    def _first(self) -> cause.Trouble | None:
+        return cause.first(list(self._troubles.values()), self._output.gave_up)
 
     def _silent(self) -> bool:
         """Whether the first cause is a rank of which nothing is known but that it is gone."""
-        trouble = cause.first(list(self._troubles.values()))
+        trouble = self._first()
         return trouble is not None and not trouble.told and self._some_rank is None
 
     def _launcher_died(self) -> bool:
@@ -243,7 +246,7 @@ class Job:
         return said + halted.stacks_of_late(self._peers.values(), self._troubles, error)
 
     def _verdict(self) -> RankFailedError | LaunchError:
-        trouble = cause.first(list(self._troubles.values()))
+        trouble = self._first()
         launched = self._launcher_ended
         if trouble is not None and not trouble.told:
             peer = self._peers.get(trouble.rank)
@@ -284,11 +287,8 @@ class Job:
     # What the caller does.
 
     def wait_for(self, condition: Callable[[], bool], timeout: float | None, what: str) -> None:
-        """Blocks until ``condition`` holds (checked under ``changed``); raises the job's failure as soon as
-        there is one.
-
-        ``what`` completes "... within N s" for `LaunchError` when ``timeout`` seconds pass.
-        """
+        """Blocks until ``condition`` holds (checked under ``changed``); raises the job's failure. ``what``
+        completes "... within N s" for `LaunchError` when ``timeout`` seconds pass."""
         self.check_owner()
         watch = halted.Watch(self.patience, self.hang, self.seen)
         with self.changed:

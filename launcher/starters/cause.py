@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.errors import LaunchError, RankFailedError
@@ -28,6 +28,7 @@ _HINTS = {
 }
 
 
+ITSELF = "it says so itself"
 SILENT = "nothing comes from its host any more, which is down, or the network to it is cut"
 _SHOWN = 8
 _ABORTED = '"abort"'  # mpirun's word for a rank, or its MPI, that ended the job
@@ -54,15 +55,24 @@ class Trouble:
         return self.error is not None and bool(self.error.get("secondary"))
 
     @property
+    def unexplained(self) -> bool:
+        """Whether it ended with an exit code and without a word of its own, as where a library ends it."""
+        ended = self.ended
+        return self.error is None and ended is not None and (ended.code or 0) > 0 and ended.why != ITSELF
+
+    @property
     def told(self) -> bool:
         """Whether it is known how or why it ended."""
         known = self.ended is not None and (self.ended.code is not None or bool(self.ended.why))
         return self.error is not None or known
 
 
-def first(troubles: Sequence[Trouble]) -> Trouble | None:
-    """The first cause: the earliest trouble that is not only the echo of another rank's."""
-    return next((item for item in troubles if not item.secondary), None) or next(iter(troubles), None)
+def first(troubles: Sequence[Trouble], gave_up: Callable[[int], bool] = lambda rank: False) -> Trouble | None:
+    """The first cause: the earliest trouble that is not only the echo of another rank's. ``gave_up``: whether
+    a rank's MPI has said that it lost its connection, upon which it ends the rank."""
+    own = [item for item in troubles if not item.secondary]
+    sure = (item for item in own if not (item.unexplained and gave_up(item.rank)))
+    return next(sure, None) or next(iter([*own, *troubles]), None)
 
 
 def echoes(troubles: Mapping[int, Trouble], done: Collection[int]) -> bool:

@@ -23,16 +23,21 @@ _ALONE = re.compile(
 )
 
 
+_LOST = re.compile(r"\s*\[[^\s\[\]:]+:\d+\]\s+\*\*\* An error occurred in Socket closed")
+
+
 class Noise:
-    """One stream of one rank."""
+    """One stream of one rank. ``lost``: the library has said that it lost a connection, and ends the rank."""
 
     def __init__(self) -> None:
         self._held: list[str] = []
+        self.lost = False
 
     def sift(self, line: str) -> list[tuple[str, bool]]:
         """Lines that are now known to be the rank's own, or the library's (True): those given so far and
         not given back yet, in order."""
         text = line.rstrip("\r\n").strip("\0")
+        self.lost = self.lost or _LOST.match(text) is not None
         if self._held:
             self._held.append(line)
             if text == _RULE:

@@ -12,6 +12,7 @@ from launcher.group.requests import Requests
 from launcher.starters import cause
 from launcher.starters.base import Ended
 from launcher.starters.cause import Trouble
+from launcher.starters.noise import Noise
 from ranks.talk.wire import Kind, Message
 
 
@@ -65,6 +66,21 @@ def test_an_echo_is_not_the_first_cause() -> None:
     assert cause.first([echo]) is echo
     assert cause.first([]) is None
     assert cause.first([Trouble(3, "h"), own]).told is False  # type: ignore[union-attr]
+
+
+def test_a_rank_that_its_mpi_ended_is_not_the_first_cause() -> None:
+    """Open MPI ends the ranks that are connected to one that is gone."""
+    ended, gone = Trouble(0, "h", ended=Ended(0, 14)), Trouble(1, "h", ended=Ended(1, 0))
+    noise = Noise()
+    assert ended.unexplained and not noise.lost
+    assert cause.first([ended, gone], lambda rank: noise.lost) is ended
+    noise.sift("[sh1:00000] *** An error occurred in Socket closed\n")
+    assert cause.first([ended, gone], lambda rank: noise.lost) is gone
+    assert cause.first([ended], lambda rank: noise.lost) is ended
+    said = Trouble(0, "h", ended=Ended(0, 14, cause.ITSELF))
+    assert not said.unexplained and cause.first([said, gone], lambda rank: noise.lost) is said
+    for code in (0, -9, None):
+        assert not Trouble(0, "h", ended=Ended(0, code)).unexplained
 
 
 def test_an_echo_of_a_rank_that_is_not_heard_yet() -> None:
