@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 HELP = "look whether this machine can do the work"
 DESCRIPTION = """\
 Looks at Python, ONNX Runtime, MPI, torch, GPUs, cores, memory, limits, network, Slurm and the cache, and says
-of each what it found and what to do. With --rank-table it also looks at the table's hosts: ssh and clocks.
-With --ranks, or with both, ranks are started: they meet, sum numbers, and are timed."""
+of each what it found and what to do. With --rank-table it also looks at the table's hosts: ssh, clocks,
+versions, and what they lack. With --ranks or --rank-table ranks are started: they meet, sum numbers, and are
+timed."""
 EPILOG = """\
 examples:
   shardrun doctor
