@@ -1,5 +1,5 @@
-"""What `./run.sh test --fast` leaves out, and what begins first: the lists in tests/conftest.py name files and
-folders that exist."""
+"""What `./run.sh test --fast` leaves out, and what begins first: the lists in tests/conftest.py name what
+exists."""
 
 from __future__ import annotations
 
