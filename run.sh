@@ -213,6 +213,8 @@ case $command in
         linters=$!
         trap 'kill "$linters" 2>/dev/null || true; rm -f -- "$found"' EXIT
         tested=0 linted=0
+        # Beside the linters, once: what this compiles is kept. Else each worker would compile all that tests import.
+        "$venv/bin/python" -m pytest --collect-only --quiet >/dev/null 2>&1 || true
         "$venv/bin/python" -m pytest $(several) || tested=$?
         wait "$linters" || linted=$?
         if [ "$linted" -ne 0 ]; then

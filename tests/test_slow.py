@@ -1,4 +1,5 @@
-"""What `./run.sh test --fast` leaves out: `SLOW` in tests/conftest.py names files and folders that exist."""
+"""What `./run.sh test --fast` leaves out, and what begins first: the lists in tests/conftest.py name what
+exists."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SLOW
+from tests.conftest import LONGEST, SLOW
 
 TESTS = Path(__file__).parent
 FILES = sorted(path.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py"))
@@ -34,6 +35,12 @@ def faults(slow: tuple[str, ...]) -> list[str]:
 
 def test_slow_files_exist() -> None:
     assert not faults(SLOW)
+    assert not set(LONGEST) - set(FILES)
+
+
+def test_the_longest_begin_first(request: pytest.FixtureRequest) -> None:
+    began = [item.path.relative_to(TESTS).as_posix() in LONGEST for item in request.session.items]
+    assert began == sorted(began, reverse=True)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ def largest_error(found: list[lockstep.Arrays], expected: Mapping[str, np.ndarra
 def own_spread(model: Model) -> float:
     """How far plain ONNX Runtime is from itself: the error of its outputs without its own optimisations."""
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
     options.log_severity_level = 3
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model.path, options, providers=["CPUExecutionProvider"])

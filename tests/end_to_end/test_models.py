@@ -48,6 +48,7 @@ def reference(name: str) -> list[dict[str, NDArray[Any]]]:
     """The outputs of plain ONNX Runtime for each of the example inputs."""
     model = models.get(name)
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(model.path), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]

@@ -429,6 +429,7 @@ def _pass_on(node: Any, held: Arrays, place: int, stage: int, mail: Mail) -> Non
 def reference(model: Path, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
     """Plain ONNX Runtime's outputs on the unsliced model."""
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]

@@ -168,3 +168,14 @@ def test_an_interrupted_script(folder: Path) -> None:
     _, err = process.communicate(timeout=15)
     assert (process.returncode, err) == (143, b"shardrun: terminated\n")
     assert processes.wait_until(lambda: not processes.marked(mark), 5)
+
+
+@pytest.mark.parametrize("ranks", [[], ["--ranks", "1"]])
+def test_a_script_ends_as_in_any_python(tmp_path: Path, ranks: list[str]) -> None:
+    """Its destructors run, which the command's own processes leave out."""
+    (tmp_path / "last.py").write_text(
+        "class Last:\n    def __del__(self):\n        print('taken apart')\nkept = Last()\n"
+    )
+    done = shardrun("exec", *ranks, "last.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("taken apart\n")

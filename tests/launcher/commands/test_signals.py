@@ -76,7 +76,7 @@ def at_call(frame, event, argument):
 def test_while_a_native_module_sets_itself_up(tmp_path: Path) -> None:
     """Those that slicing imports call Python meanwhile. At such calls a fork gets the signal."""
     body = "sys.setprofile(at_call)\nimport onnx, ml_dtypes\nsys.setprofile(None)\n"
-    body += "if os.getpid() != PARENT:\n    time.sleep(60)\nprint(len(calls), bad)"
+    body += "if os.getpid() != PARENT:\n    time.sleep(60)\nprint(len(calls), bad)\nreturn 0"
     done = ended(tmp_path, signal.SIGTERM, body, FORKING)
     assert done.returncode == 0, done.stderr
     assert set(done.stderr.splitlines()) == {"shardrun: terminated"}, done.stderr

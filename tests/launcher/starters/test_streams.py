@@ -124,8 +124,9 @@ class Taken:
         print("taken apart")
 
 def run(args):
-    sys.kept = Taken()
     HOW
+
+kept = Taken()
 
 atexit.register(print, "exit handler")
 import launcher.commands.cache

@@ -22,7 +22,7 @@ def work():
     time.sleep(0.3)
     print("the thread is done")
 
-sys.kept = Taken()
+kept = Taken()
 atexit.register(print, "exit handler")
 threading.Thread(target=work).start()
 print("last line", end=";", file=sys.stdout)

@@ -28,6 +28,7 @@ def run(file: File, tmp_path: Path, **feeds: Any) -> list[Array]:
     model = import_model(file.save(tmp_path / "model.mindir"))
     onnx.checker.check_model(model, full_check=True)
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]

@@ -220,6 +220,7 @@ def test_measured_times_move_the_cut(tmp_path: Path) -> None:
         node.name = f"node_{node.output[0]}"
     onnx.save(model, path)
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
     options.enable_profiling = True
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.profile_file_prefix = str(tmp_path / "profile")
