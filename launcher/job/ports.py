@@ -7,7 +7,8 @@ import socket
 from collections.abc import Sequence
 
 from launcher.errors import ConfigError, LaunchError
-from sharding.common.text import MAX_PORT, parse_whole
+from sharding.common.bounds import MAX_PORT
+from sharding.common.text import parse_whole
 
 BACKLOG = 1024
 """A burst of connections is no reason to keep a rank waiting."""

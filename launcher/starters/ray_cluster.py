@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import LaunchError
 from launcher.job.rank_table import make_rank_table
 from ranks.common import sources
-from sharding.common.text import MAX_PORT, counted, parse_whole
+from sharding.common.bounds import MAX_PORT
+from sharding.common.text import counted, parse_whole
 from sharding.common.variables import set_for_a_while
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ import sys
 from ranks.common.settings import CONTROL
 from ranks.errors import ShardrunError
 from ranks.talk import unix
-from sharding.common.text import MAX_PORT, parse_whole
+from sharding.common.bounds import MAX_PORT
+from sharding.common.text import parse_whole
 
 EXIT_ORPHANED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with this rank
 _CONNECT_SECONDS = 30

@@ -23,7 +23,6 @@ def human_bytes(count: int) -> str:
 
 
 MAX_WHOLE = 2**63 - 1
-MAX_PORT = 65535
 
 
 def parse_whole(text: str, low: int = 0, high: int = MAX_WHOLE) -> int | None:

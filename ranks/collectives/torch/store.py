@@ -16,7 +16,8 @@ from ranks.collectives.torch.protocols import Store
 from ranks.common import sources
 from ranks.errors import CollectiveError, CollectiveTimeoutError
 from ranks.identity.place import Identity
-from sharding.common.text import MAX_PORT, parse_whole
+from sharding.common.bounds import MAX_PORT
+from sharding.common.text import parse_whole
 from sharding.importers import torch_import
 
 _AGAIN = 0.02  # seconds between two looks whether others have come
