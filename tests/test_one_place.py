@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from launcher.errors import ConfigError
 from launcher.job.options import OPTIONS
-from launcher.job.places.host_list import parse_hosts
-from launcher.job.values import parse_bytes
+from launcher.job.places.host_list import parse_count, parse_hosts
+from launcher.job.ports import check_port, free_port
+from launcher.job.values import parse_bytes, parse_dims
 from launcher.starters import marks
 from launcher.submission import mpirun
 from launcher.submission.systems import slurm
@@ -21,7 +22,8 @@ from ranks.errors import ShardrunError
 from ranks.identity.identity import identify
 from sharding.common.ranges import expand_counts, parse_ranges
 from sharding.common.rank_table import parse_rank_table
-from sharding.common.text import parse_size
+from sharding.common.text import parse_size, parse_whole
+from sharding.slices.mesh import parse_mesh
 from tests.test_rooms import MODULES
 
 OURS = re.compile(r"\bSHARDRUN_[A-Z]+(?:_[A-Z]+)*\b")
@@ -120,6 +122,36 @@ def test_a_list_of_cores_is_one_by_one_rule(cores: str) -> None:
     else:
         with pytest.raises(ShardrunError, match=r"cores: expected processors such as \"0-3,8\""):
             parse_rank_table(document, "table")
+
+
+NUMBERS = {"2": True, "007": True, "0": False, "-1": False, "+2": False, " 2": False, "1_0": False,
+           "2.0": False, "": False, "٢": False, "²": False, "9" * 5000: False}  # fmt: skip
+"""Whether a text is a whole number above 0, as far as readers agree."""
+READERS: dict[str, Callable[[str], object]] = {
+    "flags": OPTIONS["ranks"].kind.parse,
+    "counts of ranks": lambda text: parse_count(text, "ranks"),
+    "variables": lambda text: settings.THREADS.get({"SHARDRUN_THREADS": text or "-"}),
+    "ranks": lambda text: identify(environ={"RANK": "0", "WORLD_SIZE": text or "-", "LOCAL_RANK": "0"}),
+    "meshes": lambda text: parse_mesh(f"tensor={text}"),
+    "lengths": lambda text: parse_dims([f"n={text if text != '0' else '-'}"]),
+    "ports": lambda text: check_port(
+        f"{'0' * (text == '007')}{free_port()}" if NUMBERS[text] else text, "127.0.0.1"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", NUMBERS, ids=lambda text: ascii(text)[:8])
+@pytest.mark.parametrize("reader", READERS)
+def test_a_whole_number_is_one_by_one_rule(reader: str, text: str) -> None:
+    """Each refuses the others in a sentence of its own."""
+    assert (parse_whole(text, 1) is not None) == NUMBERS[text]
+    if reader in {"variables", "ranks", "meshes"}:
+        text = text.strip()  # blanks around these are none
+    if NUMBERS[text]:
+        assert READERS[reader](text)
+    else:
+        with pytest.raises((ConfigError, ShardrunError), match=r"expected|must be"):
+            READERS[reader](text)
 
 
 SIZES = {"24GB": 24 * 10**9, "512 MiB": 2**29, "1.5G": 15 * 10**8, "2gib": 2**31, "7": 7, "4KB": 4000,

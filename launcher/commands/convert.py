@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from launcher.commands.options import add_groups, key_of, whole
 from launcher.errors import ConfigError
 from launcher.job.options import ENCRYPTED
-from sharding.common.text import one_line
+from sharding.common.bounds import MAX_LENGTH
+from sharding.common.text import one_line, parse_whole
 
 if TYPE_CHECKING:
     from launcher.tasks.conversion import Converted
@@ -185,11 +186,8 @@ def _lengths(texts: list[str]) -> dict[str, int]:
     found = {}
     for text in texts:
         name, equals, size = text.partition("=")
-        if (
-            not equals
-            or not name
-            or not (size.isascii() and size.isdigit() and 0 < len(size) < 10 and int(size))
-        ):
+        length = parse_whole(size, 1, MAX_LENGTH)
+        if not (equals and name) or length is None:
             raise ConfigError(f"--dim {text}: expected NAME=SIZE, such as batch=2")
-        found[name] = int(size)
+        found[name] = length
     return found

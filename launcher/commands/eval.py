@@ -8,6 +8,7 @@ from pathlib import Path
 from launcher.commands.options import ABSENT, PLANNED, Late, add_groups, add_option, whole
 from launcher.errors import ConfigError
 from launcher.job.options import ENCRYPTED, RANKS, SLICING, TYPES
+from sharding.common.text import parse_whole
 
 HELP = "measure a model's accuracy or error on labelled data"
 DESCRIPTION = """\
@@ -89,10 +90,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _integer(text: str) -> int:
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
-        raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r}")
-    return int(text)
+    number = parse_whole(text.removeprefix("-"))
+    if number is None:
+        raise argparse.ArgumentTypeError(f"expected a whole number, found {text[:80]!r}")
+    return -number if text.startswith("-") else number
 
 
 def run(args: argparse.Namespace) -> int:

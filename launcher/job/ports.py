@@ -7,6 +7,8 @@ import socket
 from collections.abc import Sequence
 
 from launcher.errors import ConfigError, LaunchError
+from sharding.common.bounds import MAX_PORT
+from sharding.common.text import parse_whole
 
 BACKLOG = 1024
 """A burst of connections is no reason to keep a rank waiting."""
@@ -23,14 +25,15 @@ def free_port() -> int:
 def check_port(text: str, address: str) -> int:
     """A port that the user chose: refused where it is taken, which the ranks would find out later and less
     clearly."""
-    if not (text.isascii() and text.isdecimal() and 0 < int(text[:6]) < 65536):
+    port = parse_whole(text, 1, MAX_PORT)
+    if port is None:
         raise ConfigError(
-            f"The environment variable MASTER_PORT must be a port from 1 to 65535, but is {text[:80]!r}."
+            f"The environment variable MASTER_PORT must be a port from 1 to {MAX_PORT}, but is {text[:80]!r}."
         )
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            sock.bind((address, int(text)))
+            sock.bind((address, port))
         except OSError as error:
             # Any other error only says that the address is another host's.
             if error.errno == errno.EADDRINUSE:
@@ -39,7 +42,7 @@ def check_port(text: str, address: str) -> int:
                     "another port, or unset "
                     "MASTER_PORT to have a free one chosen."
                 ) from None
-    return int(text)
+    return port
 
 
 def listen_tcp(hosts: Sequence[str]) -> tuple[socket.socket, str]:

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar, cast
 from launcher.errors import ConfigError
 from ranks.common.settings import SECONDS, parse_seconds
 from sharding.common.bounds import LONGEST_TIMEOUT, MAX_LENGTH
-from sharding.common.text import parse_size
+from sharding.common.text import parse_size, parse_whole, shortened
 from sharding.errors import SliceError
 from sharding.slices.mesh import Mesh, parse_mesh
 
@@ -78,9 +78,12 @@ class Whole(Kind[int]):
         self.low, self.high = low, high
 
     def parse(self, text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 20 and self.fits(int(text))):
-            raise ConfigError(f"expected a whole number from {self.low} to {self.high}, found {text!r}")
-        return int(text)
+        value = parse_whole(text, self.low, self.high)
+        if value is None:
+            raise ConfigError(
+                f"expected a whole number from {self.low} to {self.high}, found {shortened(text, 80)!r}"
+            )
+        return value
 
     def fits(self, value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
@@ -367,18 +370,12 @@ def parse_dims(texts: Iterable[str]) -> dict[str, int]:
     dims: dict[str, int] = {}
     for text in texts:
         name, equals, size = text.rpartition("=")
-        if not (
-            equals
-            and name
-            and size.isascii()
-            and size.isdigit()
-            and len(size) < 11
-            and int(size) <= MAX_LENGTH
-        ):
+        length = parse_whole(size, 0, MAX_LENGTH)
+        if not (equals and name) or length is None:
             raise ConfigError(f"--dim {text}: expected NAME=SIZE with a size from 0 to {MAX_LENGTH}")
         if name in dims:
             raise ConfigError(f"--dim {text}: {name!r} is given twice")
-        dims[name] = int(size)
+        dims[name] = length
     return dims
 
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import LaunchError
 from launcher.job.rank_table import make_rank_table
 from ranks.common import sources
-from sharding.common.text import counted
+from sharding.common.bounds import MAX_PORT
+from sharding.common.text import counted, parse_whole
 from sharding.common.variables import set_for_a_while
 
 if TYPE_CHECKING:
@@ -125,14 +126,15 @@ def _import_ray() -> Any:
 def _probe(ray: Any, address: str) -> None:
     """Raises `LaunchError` where nobody answers; Ray itself would try for minutes."""
     host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdecimal() and 0 < int(port) < 1 << 16):
+    number = parse_whole(port, 1, MAX_PORT)
+    if not (colon and host) or number is None:
         raise LaunchError(
             f"The Ray address {address!r} is none: expected HOST:PORT of the cluster's head, or auto."
         )
     if host in _THIS_MACHINE:
         host = ray.util.get_node_ip_address()  # as Ray reads it
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS).close()
+        socket.create_connection((host.strip("[]"), number), _PROBE_SECONDS).close()
     except OSError as problem:
         raise LaunchError(
             f"No Ray cluster answers at {address} ({problem.strerror or problem}): start it there "

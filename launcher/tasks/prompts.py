@@ -15,6 +15,7 @@ from launcher.common.documents import quote
 from launcher.errors import ConfigError
 from sharding.common.documents import parse
 from sharding.common.nearby import hint
+from sharding.common.text import parse_whole
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -181,7 +182,8 @@ class Prompts:
 
 def read_ids(text: str, where: str) -> list[int]:
     """Token ids from text such as ``1,15043,29892``. Raises `ConfigError`."""
-    parts = text.replace(",", " ").split()
-    if not parts or not all(part.isascii() and part.isdigit() and len(part) < 11 for part in parts):
+    parts = [parse_whole(part) for part in text.replace(",", " ").split()]
+    ids = [part for part in parts if part is not None]
+    if not parts or len(ids) < len(parts):
         raise ConfigError(f"{where} {text[:40]}: expected token ids such as 1,15043,29892")
-    return [int(part) for part in parts]
+    return ids

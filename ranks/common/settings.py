@@ -16,7 +16,7 @@ from ranks.errors import SettingError
 from sharding.common.bounds import LONGEST_TIMEOUT, MAX_THREADS
 from sharding.common.ranges import parse_ranges
 from sharding.common.registry import Names
-from sharding.common.text import did_you_mean, parse_size, shortened
+from sharding.common.text import did_you_mean, parse_size, parse_whole, shortened
 
 COLLECTIVES = Names("ranks/collectives/backends", "shardrun.collectives", ("auto",))
 """What joins the ranks; `ranks.collectives.BACKENDS` has what each is."""
@@ -79,11 +79,6 @@ def parse_seconds(text: str) -> float | None:
     return value if 0 < value <= LONGEST_TIMEOUT else None
 
 
-def _threads(text: str) -> int | None:
-    fits = text.isascii() and text.isdigit() and len(text) < 20 and 1 <= int(text) <= MAX_THREADS
-    return int(text) if fits else None
-
-
 def _bind(text: str) -> str | None:
     if text in {"none", "cores", "numa"}:
         return text
@@ -99,7 +94,8 @@ TIMEOUT: Variable[float] = Variable(
     "how long a collective waits for a peer, and whoever waits for another process",
 )  # fmt: skip
 THREADS: Variable[int | None] = Variable(
-    "SHARDRUN_THREADS", f"a number from 1 to {MAX_THREADS}", _threads, None,
+    "SHARDRUN_THREADS", f"a number from 1 to {MAX_THREADS}",
+    lambda text: parse_whole(text, 1, MAX_THREADS), None,
     "this process's cores, shared by the ranks of the host", "ONNX Runtime threads per rank",
 )  # fmt: skip
 CHOSEN: Variable[str] = Variable(

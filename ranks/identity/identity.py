@@ -12,6 +12,7 @@ from ranks.common.settings import IDENTITY, JOB
 from ranks.errors import IdentityError
 from ranks.identity.place import Identity
 from sharding.common.ranges import expand_counts
+from sharding.common.text import parse_whole
 
 Environ = Mapping[str, str]
 
@@ -231,7 +232,7 @@ def _pmi_proxy() -> str | None:
 def in_slurm_step(environ: Environ = os.environ) -> bool:
     """Whether ``srun`` started this process as a task: see `_from_slurm`."""
     step = _text(environ, sources.SLURM_STEP_ID) or _text(environ, sources.SLURM_STEPID)
-    return step is not None and step.isdecimal() and int(step) < _FIRST_SLURM_RESERVED_STEP
+    return step is not None and parse_whole(step, 0, _FIRST_SLURM_RESERVED_STEP - 1) is not None
 
 
 def _slurm_local_size(environ: Environ, size: int) -> int | None:
@@ -253,11 +254,12 @@ def _number(environ: Environ, name: str) -> int | None:
     text = _text(environ, name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+    number = parse_whole(text, 0, 10**9 - 1)
+    if number is None:
         raise IdentityError(
             f"The environment variable {name} must be a whole number of 0 or more, but is {text[:80]!r}."
         )
-    return int(text)
+    return number
 
 
 def _numbers(environ: Environ, names: tuple[str, ...], advice: str) -> tuple[int, ...] | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ranks.cache.folder import fingerprint, remembered_hash, size_of_files
 from ranks.errors import ModelError
+from sharding.common.text import parse_whole
 from sharding.onnx_files.external import entries, locations
 from sharding.onnx_files.protobuf import MalformedError, without_weights
 
@@ -39,7 +40,7 @@ def size_of(model: bytes | Path) -> int:
         return size_of_files(model)
     try:
         lengths = (text for key, text in entries(_parsed(model)) if key == "length")
-        return len(model) + sum(int(text) for text in lengths if text.isascii() and text.isdigit())
+        return len(model) + sum(parse_whole(text) or 0 for text in lengths)
     except ModelError:
         return 0
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ranks.errors import ShardError, SliceError
 from sharding.common.bounds import MAX_MICRO_BATCHES
+from sharding.common.text import parse_whole
 from sharding.slices.manifest_fields import Field
 from sharding.slices.mesh import Mesh, parse_mesh
 
@@ -88,23 +89,24 @@ def read_part(model: onnx.ModelProto, file: Path, rank: int, world_size: int) ->
             f"{file} is for a mesh of {mesh.size} ranks ({mesh}), but this job has world size {world_size}: "
             f"start {mesh.size} ranks, or slice the model again."
         )
-    micro = found.get("shardrun.micro_batches", "1")
-    if not (micro.isascii() and micro.isdigit() and len(micro) < 6 and 1 <= int(micro) <= MAX_MICRO_BATCHES):
+    said = found.get("shardrun.micro_batches", "1")
+    micro = parse_whole(said, 1, MAX_MICRO_BATCHES)
+    if micro is None:
         raise ShardError(
             f"{file}: its metadata shardrun.micro_batches must be a number from 1 to {MAX_MICRO_BATCHES}, "
-            f"but is {micro[:40]!r}: slice the model again."
+            f"but is {said[:40]!r}: slice the model again."
         )
     layout = found.get("shardrun.layout")
-    digest = hashlib.sha256(repr((str(mesh), int(micro), layout)).encode(errors="replace")).digest()
+    digest = hashlib.sha256(repr((str(mesh), micro, layout)).encode(errors="replace")).digest()
     if layout is None:
-        part = Part(mesh, rank, int(micro), digest=digest)
+        part = Part(mesh, rank, micro, digest=digest)
         if part.scheduled:
             raise ShardError(
                 f"{file} lacks the metadata shardrun.layout, which a mesh of {mesh} and {micro} "
                 "micro-batches needs: slice the model again."
             )
         return part
-    return _layout(layout, Part(mesh, rank, int(micro), digest=digest), file, model)
+    return _layout(layout, Part(mesh, rank, micro, digest=digest), file, model)
 
 
 def _metadata(model: onnx.ModelProto) -> dict[str, str]:
@@ -116,8 +118,8 @@ def _check_rank(found: Mapping[str, str], file: Path, rank: int, world_size: int
     """Ranks that differ on the data axis alone run the same file."""
     said, size = found.get("shardrun.rank", str(rank)), found.get("shardrun.world_size", str(world_size))
     fits = said == str(rank)
-    if mesh is not None and said.isascii() and said.isdigit() and len(said) < 10 and int(said) < mesh.size:
-        fits = rank in mesh.group(int(said), "data")
+    if mesh is not None and (number := parse_whole(said, 0, mesh.size - 1)) is not None:
+        fits = rank in mesh.group(number, "data")
     if not fits or size != str(world_size):
         raise ShardError(
             f"{file} is the model of rank {said[:20]} of {size[:20]}, but this process is rank {rank} of "

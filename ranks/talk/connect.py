@@ -15,6 +15,8 @@ import sys
 from ranks.common.settings import CONTROL
 from ranks.errors import ShardrunError
 from ranks.talk import unix
+from sharding.common.bounds import MAX_PORT
+from sharding.common.text import parse_whole
 
 EXIT_ORPHANED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with this rank
 _CONNECT_SECONDS = 30
@@ -34,8 +36,9 @@ def open_socket(address: str) -> socket.socket:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             sock.connect(unix.at(place))
             return sock
-        if scheme == "tcp" and host and port.isdecimal():
-            sock = socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS)
+        number = parse_whole(port, 1, MAX_PORT)
+        if scheme == "tcp" and host and number is not None:
+            sock = socket.create_connection((host.strip("[]"), number), timeout=_CONNECT_SECONDS)
             sock.settimeout(None)
             tune_tcp(sock)
             return sock

@@ -19,6 +19,7 @@ from ranks.common import sources
 from ranks.common.processes import status
 from ranks.common.settings import CONTROL, RUN_ALL
 from ranks.talk.connect import EXIT_ORPHANED
+from sharding.common.text import parse_whole
 
 _LAUNCHERS = frozenset(
     (
@@ -67,8 +68,8 @@ def _end(who: str) -> NoReturn:
 
 def _launcher() -> tuple[int, str] | None:
     """The nearest ancestor that starts ranks, and its name."""
-    if (run_all := RUN_ALL.text().partition(":")[0]).isdecimal():
-        return int(run_all), "run_all.sh"
+    if run_all := parse_whole(RUN_ALL.text().partition(":")[0]):
+        return run_all, "run_all.sh"
     if os.environ.get(sources.TORCHELASTIC_RUN_ID):
         return os.getppid(), "torchrun"
     pid = os.getpid()
@@ -86,8 +87,8 @@ def _launcher() -> tuple[int, str] | None:
 
 def say_done(rank: int) -> None:
     """Tells run_all.sh, if that started this rank, that it ends because it is done."""
-    run_all, _, number = RUN_ALL.text().partition(":")
-    if run_all.isdecimal() and number.isdecimal():
+    run_all, number = (parse_whole(part) for part in RUN_ALL.text().partition(":")[::2])
+    if run_all is not None and number is not None:
         # Its own descriptor: ours of that number may be closed, or another file that the rank has opened.
         with contextlib.suppress(OSError), open(f"/proc/{run_all}/fd/{number}", "ab") as done:  # noqa: PTH123
             done.write(f"{rank}\n".encode())

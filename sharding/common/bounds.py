@@ -9,3 +9,4 @@ MAX_LENGTH = 2**31 - 1
 """Of an axis that is open in the model, as a flag or a job file says it."""
 LONGEST_TIMEOUT = 1e7
 """Seconds, almost four months: the system's calls take no number, however large."""
+MAX_PORT = 65535

@@ -22,7 +22,7 @@ from typing import TypedDict, cast
 from sharding.common import super_pods
 from sharding.common.documents import DocumentError, quote, read_document
 from sharding.common.ranges import parse_ranges
-from sharding.common.text import counted
+from sharding.common.text import counted, parse_whole
 from sharding.errors import ShardrunError
 
 VERSION = "1.0"
@@ -316,10 +316,9 @@ def _check_servers(check: Checker, servers: list[dict[str, object]]) -> tuple[De
 
 def _as_number(value: object, strings_only: bool, largest: int = MAX_ID) -> int | None:
     if isinstance(value, str):
-        if not (value.isascii() and value.isdigit() and len(value) <= 10 and str(int(value)) == value):
-            return None
-        value = int(value)
-    elif strings_only or isinstance(value, bool) or not isinstance(value, int):
+        number = parse_whole(value, 0, largest)
+        return number if str(number) == value else None
+    if strings_only or isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value <= largest else None
 

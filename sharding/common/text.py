@@ -22,6 +22,18 @@ def human_bytes(count: int) -> str:
     return f"{count} B" if unit == "B" else f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
 
 
+MAX_WHOLE = 2**63 - 1
+
+
+def parse_whole(text: str, low: int = 0, high: int = MAX_WHOLE) -> int | None:
+    """The whole number from ``low`` to ``high`` that a text says by the digits 0 to 9 alone; None for any
+    other text. `int` takes more: signs, blanks, underscores, digits of other scripts; thousands of digits
+    are an error of its own."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 40):
+        return None
+    return number if low <= (number := int(text)) <= high else None
+
+
 _SIZE = re.compile(r"(\d{1,19})(\.\d{1,9})? ?(?:([KMGT])(i)?)?B?", re.ASCII | re.IGNORECASE)
 
 

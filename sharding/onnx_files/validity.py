@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sharding.common.text import parse_whole
 from sharding.errors import ModelError
 from sharding.onnx_files.kinds import has_map, kind_of, refused
 from sharding.onnx_files.sparse import make_dense
@@ -98,8 +99,7 @@ def _check_tensors(proto: onnx.ModelProto, path: Path) -> None:
         if tensor.data_type == onnx.TensorProto.STRING:
             raise ModelError(f"{what} is of strings, which cannot lie in another file.")
         for entry in tensor.external_data:
-            digits = entry.value.isascii() and entry.value.isdigit() and len(entry.value) < 19
-            if entry.key in {"offset", "length"} and not digits:
+            if entry.key in {"offset", "length"} and parse_whole(entry.value) is None:
                 raise ModelError(f"{what} has the {entry.key} {entry.value!r}; expected a number of bytes.")
 
 

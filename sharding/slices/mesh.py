@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from sharding.common.bounds import MAX_RANKS
+from sharding.common.text import parse_whole
 from sharding.errors import SliceError
 
 AXES = ("data", "pipeline", "tensor")
@@ -83,12 +84,13 @@ def parse_mesh(text: str) -> Mesh:
                 f"{', '.join(AXES)}, each once; "
                 f"{name[:40]!r} {what}."
             )
-        if not (size.isascii() and size.isdigit() and len(size) < 5 and 1 <= int(size) <= MAX_RANKS):
+        length = parse_whole(size, 1, MAX_RANKS)
+        if length is None:
             raise SliceError(
                 f"The mesh {text[:80]!r} gives {name} the size {size[:40]!r}; expected a whole "
                 f"number from 1 to {MAX_RANKS}."
             )
-        sizes[name] = int(size)
+        sizes[name] = length
     mesh = Mesh.of(**sizes)
     if mesh.size > MAX_RANKS:
         raise SliceError(f"The mesh {text[:80]!r} has {mesh.size} ranks; at most {MAX_RANKS} are possible.")

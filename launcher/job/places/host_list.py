@@ -11,7 +11,7 @@ from typing import TypeAlias
 from launcher.errors import ConfigError
 from sharding.common.bounds import MAX_RANKS
 from sharding.common.rank_table import is_host
-from sharding.common.text import shortened
+from sharding.common.text import parse_whole, shortened
 
 Host: TypeAlias = tuple[str, "int | None"]
 """A host's name and the ranks that it may have; None where nothing says."""
@@ -58,11 +58,12 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 
 def parse_count(text: str, what: str) -> int:
     """A number of ranks from the command line or a file. Raises `ConfigError`."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 6 and 1 <= int(text) <= MAX_RANKS):
+    count = parse_whole(text, 1, MAX_RANKS)
+    if count is None:
         raise ConfigError(
             f"{what}: expected a number of ranks from 1 to {MAX_RANKS}, found {shortened(text, 80)!r}"
         )
-    return int(text)
+    return count
 
 
 def _slots(text: str, path: Path, number: int) -> int:

@@ -17,6 +17,8 @@ from ranks.common import sources
 from ranks.errors import CollectiveError, CollectiveTimeoutError
 from ranks.identity.meeting import meeting_place
 from ranks.identity.place import Identity
+from sharding.common.bounds import MAX_PORT
+from sharding.common.text import parse_whole
 from sharding.importers import torch_import
 
 _AGAIN = 0.02  # seconds between two looks whether others have come
@@ -42,18 +44,21 @@ def remote_store(identity: Identity, timeout: float) -> Store:
             f"The {identity.world_size} ranks are not known to be on one host, and {lacking}: set "
             "MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there, the same on every rank."
         )
-    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
-        raise CollectiveError(f"MASTER_PORT must be a port number from 1 to 65535, but is {port[:40]!r}.")
+    number = parse_whole(port, 1, MAX_PORT)
+    if number is None:
+        raise CollectiveError(
+            f"MASTER_PORT must be a port number from 1 to {MAX_PORT}, but is {port[:40]!r}."
+        )
     serves = identity.rank == 0 and not _agent_serves()
     deadline = time.monotonic() + timeout
     if not serves:
-        _until_listening(address, int(port), identity.rank, timeout, deadline)
+        _until_listening(address, number, identity.rank, timeout, deadline)
     size, patience = identity.world_size, timedelta(seconds=timeout)
     try:
 
         def make() -> Store:
             # torch's own waiting takes twice the time-out, and prints its C++ frames.
-            made: Store = dist.TCPStore(address, int(port), size, serves, patience, wait_for_workers=False)
+            made: Store = dist.TCPStore(address, number, size, serves, patience, wait_for_workers=False)
             return made
 
         store = make() if serves else _soon(make, min(timeout, _ANSWERS))

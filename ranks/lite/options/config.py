@@ -18,6 +18,7 @@ from ranks.lite.options.content import exists
 from ranks.lite.options.errors import runtime_error
 from ranks.lite.options.texts import unquoted
 from ranks.weights.shared.request import Attach, Share
+from sharding.common.text import parse_whole
 
 Sections = dict[str, dict[str, str]]
 
@@ -200,12 +201,12 @@ def _folded(section: str, entries: Mapping[str, str]) -> dict[str, str]:
 def _queue_limit(text: str | None) -> int | None:
     if text is None:
         return None
-    number = text.strip()
-    if not (number.isascii() and number.isdigit() and len(number) <= 7 and int(number) <= MOST_WAITING):
+    number = parse_whole(text.strip(), 0, MOST_WAITING)
+    if number is None:
         raise _malformed(
             f"[parallel_runner] queue_limit must be a number from 0 to {MOST_WAITING}, but is {text[:80]!r}"
         )
-    return int(number)
+    return number
 
 
 def _malformed(reason: str) -> Exception:

@@ -8,6 +8,7 @@ from ranks.common.targets import TARGETS
 from ranks.errors import WeightsError
 from ranks.weights.shared.handle import LARGEST_HANDLE, unsigned
 from ranks.weights.shared.peers import LARGEST_PID, MOST_PIDS
+from sharding.common.text import parse_whole
 
 SECTIONS = tuple(f"{target}_context" for target in sorted(TARGETS))
 """Of a configuration: where options of weights may stand."""
@@ -38,7 +39,7 @@ def parse_pids(text: str, what: str) -> tuple[int, ...]:
     if not parts[-1]:  # a comma at the end is no mistake
         parts.pop()
     for part in parts:
-        if not (part.isascii() and part.isdigit() and len(part) <= 7 and int(part) <= LARGEST_PID):
+        if parse_whole(part, 0, LARGEST_PID) is None:
             raise WeightsError(
                 f"{what} must be process ids from 1 to {LARGEST_PID} separated by commas, like '1234, 1235', "
                 f"but holds {part[:80]!r}."

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sharding.common.arrays import Array
+from sharding.common.text import parse_whole
 from sharding.errors import OptionError
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
@@ -39,8 +40,8 @@ def parse_input(text: str) -> Input:
         raise OptionError(f"{expected}.")
     shape: list[int | str] = []
     for part in rest[0].split(",") if rest[0] else []:
-        if part.isascii() and part.isdigit() and len(part) < 11 and int(part) < _MOST:
-            shape.append(int(part))
+        if (length := parse_whole(part, 0, _MOST - 1)) is not None:
+            shape.append(length)
         elif NAME.fullmatch(part):
             shape.append(part)
         else:
@@ -58,11 +59,10 @@ def parse_dynamic(texts: Iterable[str]) -> dict[str, dict[int, str]]:
         name, colon, axes = text.partition(":")
         for part in axes.split(","):
             axis, equals, symbol = part.partition("=")
-            if not (colon and equals and NAME.fullmatch(name) and NAME.fullmatch(symbol)) or not (
-                axis.isascii() and axis.isdigit() and len(axis) < 3
-            ):
+            number = parse_whole(axis, 0, 99)
+            if not (colon and equals and NAME.fullmatch(name) and NAME.fullmatch(symbol)) or number is None:
                 raise OptionError(f"--dynamic {text!r}: expected NAME:AXIS=SYMBOL, such as x:0=batch.")
-            found.setdefault(name, {})[int(axis)] = symbol
+            found.setdefault(name, {})[number] = symbol
     return found
 
 
