@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from launcher.common.report import human_bytes, human_seconds, progress
 from launcher.errors import ConfigError
-from launcher.generation.decoder import Decoder
+from launcher.generation.decoder import Decoder, check_room
 from launcher.generation.folder import ModelFolder, read_folder
-from launcher.generation.generate import Generation
-from launcher.generation.model import LanguageModel, assemble, read_texts
+from launcher.generation.generate import Generation, ids_of_text
+from launcher.generation.model import LanguageModel, Texts, assemble, chat_text, read_texts
 from launcher.generation.options import GenerateOptions
 from launcher.generation.sample import Completion, Done, Token
 from launcher.generation.stateful import Program, program_of
@@ -85,13 +85,26 @@ class Timing:
 def read(job: Job, task: Task) -> ModelFolder:
     """What is said of the model; all that can be wrong before anything starts is found here."""
     folder = read_folder(task.model, task.texts)
-    read_texts(folder)
+    texts = read_texts(folder)
     task.prompts.check()
+    if folder.encoder is None:
+        for prompt in task.prompts.said():
+            _check_prompt(prompt, folder, texts)
     if task.draft is not None:
         read_folder(task.draft)
     for part in folder.parts.values():
         replace(job, model=part).check()
     return folder
+
+
+def _check_prompt(prompt: Prompt, folder: ModelFolder, texts: Texts) -> None:
+    """Raises `ConfigError` for a prompt that a decoder alone cannot read, as far as its folder says it."""
+    ids, text = prompt.ids, prompt.text
+    if ids is None:
+        if prompt.messages is not None:
+            text = chat_text(prompt.messages, texts.template)
+        ids = ids_of_text(text or "", texts.tokenizer, special=prompt.messages is None)
+    check_room(len(ids), folder.context)
 
 
 def generate_group(job: Job, task: Task) -> None:
