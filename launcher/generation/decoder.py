@@ -126,13 +126,14 @@ def check_ids(ids: object, decoder: Decoder, what: str = "the prompt") -> Ids:
     return array.astype(np.int64)
 
 
-def check_room(length: int, decoder: Decoder) -> int | None:
-    """How many tokens may follow so many, at least one; None if nothing says it. Raises `ConfigError`."""
-    if decoder.context is None:
+def check_room(length: int, context: int | None) -> int | None:
+    """How many tokens may follow so many, at least one, in a context; None if nothing says it. Raises
+    `ConfigError`."""
+    if context is None:
         return None
-    if length >= decoder.context:
+    if length >= context:
         raise ConfigError(
-            f"the prompt has {counted(length, 'token')}, but the model's context holds {decoder.context}, "
+            f"the prompt has {counted(length, 'token')}, but the model's context holds {context}, "
             "and one must be left for the answer; shorten it"
         )
-    return decoder.context - length
+    return context - length

@@ -166,7 +166,7 @@ def prepare(
     # What a decoder of sound begins with is written out: its tokenizer would add an end.
     ids = _ids(decoder, prompt, tokenizer, special and not (encoded and "input_ids" not in encoded))
     read, given = _arranged(decoder, ids, inputs, manner)
-    room = check_room(len(read), decoder)
+    room = check_room(len(read), decoder.context)
     defaults = _lengths(manner.defaults or {}, len(read))
     if asked.ignore_eos:
         defaults.pop("forced_last", None)
@@ -187,13 +187,18 @@ def _ids(decoder: Decoder, prompt: object, tokenizer: Tokenizer | None, special:
     if prompt is None:
         return np.empty(0, np.int64)
     if isinstance(prompt, str):
-        if tokenizer is None:
-            raise ConfigError(
-                "the prompt is text, but there is no tokenizer: give token ids, or a folder with a "
-                "tokenizer.json (which `pip install 'shardrun[text]'` brings the package for)"
-            )
-        prompt = tokenizer.ids(prompt, special=special)
+        prompt = ids_of_text(prompt, tokenizer, special=special)
     return check_ids(prompt, decoder)
+
+
+def ids_of_text(prompt: str, tokenizer: Tokenizer | None, *, special: bool) -> list[int]:
+    """The token ids of a text. Raises `ConfigError` without a tokenizer."""
+    if tokenizer is None:
+        raise ConfigError(
+            "the prompt is text, but there is no tokenizer: give token ids, or a folder with a "
+            "tokenizer.json (which `pip install 'shardrun[text]'` brings the package for)"
+        )
+    return tokenizer.ids(prompt, special=special)
 
 
 def _arranged(

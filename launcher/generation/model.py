@@ -79,14 +79,7 @@ class LanguageModel:
     def text_of(self, messages: Messages | str) -> str:
         """Messages, or one message of a user, as the model's chat template writes them. Raises `ConfigError`
         where there is none."""
-        if self.template is None:
-            raise ConfigError(
-                "the model's folder has no chat template (chat_template.jinja, or chat_template in "
-                "tokenizer_config.json): give the prompt as the model expects it"
-            )
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        return self.template.text(messages)
+        return chat_text(messages, self.template)
 
     def close(self) -> None:
         """Ends what was started for it; safe to call twice."""
@@ -97,6 +90,19 @@ class LanguageModel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def chat_text(messages: Messages | str, template: ChatTemplate | None) -> str:
+    """Messages, or one message of a user, as a chat template writes them. Raises `ConfigError` where there is
+    none."""
+    if template is None:
+        raise ConfigError(
+            "the model's folder has no chat template (chat_template.jinja, or chat_template in "
+            "tokenizer_config.json): give the prompt as the model expects it"
+        )
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    return template.text(messages)
 
 
 def of_ranks(ranks: Ranks) -> LanguageModel:

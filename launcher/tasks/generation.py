@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from launcher.common.report import human_bytes, progress
 from launcher.common.restarts import NEVER
+from launcher.generation.decoder import check_room
 from launcher.generation.folder import ModelFolder, read_folder
-from launcher.generation.model import LanguageModel, assemble, read_texts
+from launcher.generation.generate import ids_of_text
+from launcher.generation.model import LanguageModel, Texts, assemble, chat_text, read_texts
 from launcher.generation.options import GenerateOptions
 from launcher.generation.stateful import Program, program_of
 from launcher.job.model import opened, world_size
 from launcher.tasks.answering import answer_all
 from launcher.tasks.answers import check_answers
 from launcher.tasks.loading import alone, lead, start_group
-from launcher.tasks.prompts import Prompts
+from launcher.tasks.prompts import Prompt, Prompts
 
 if TYPE_CHECKING:
     from launcher.group.group import Group
@@ -62,13 +64,26 @@ class Task:
 def read(job: Job, task: Task) -> ModelFolder:
     """What is said of the model; all that can be wrong before anything starts is found here."""
     folder = read_folder(task.model, task.texts)
-    read_texts(folder)
+    texts = read_texts(folder)
     task.prompts.check()
+    if folder.encoder is None and not task.prompts.keep_going:
+        for prompt in task.prompts.said():
+            _check_prompt(prompt, folder, texts)
     if task.draft is not None:
         read_folder(task.draft)
     for part in folder.parts.values():
         replace(job, model=part).check()
     return folder
+
+
+def _check_prompt(prompt: Prompt, folder: ModelFolder, texts: Texts) -> None:
+    """Raises `ConfigError` for a prompt that a decoder alone cannot read, as far as its folder says it."""
+    ids, text = prompt.ids, prompt.text
+    if ids is None:
+        if prompt.messages is not None:
+            text = chat_text(prompt.messages, texts.template)
+        ids = ids_of_text(text or "", texts.tokenizer, special=prompt.messages is None)
+    check_room(len(ids), folder.context)
 
 
 def generate_group(job: Job, task: Task) -> None:

@@ -86,11 +86,15 @@ class Prompts:
         with path.open("rb") as file:
             return given + sum(1 for line in file if line.strip())
 
-    def __iter__(self) -> Iterator[Prompt]:
+    def said(self) -> Iterator[Prompt]:
+        """Those of flags, which are known before anything is read."""
         for text in self.texts:
             yield self._of("--prompt", text)
         for text in self.ids:
             yield Prompt("--ids", ids=read_ids(text, "--ids"))
+
+    def __iter__(self) -> Iterator[Prompt]:
+        yield from self.said()
         if self.file is not None or not (self.texts or self.ids or self.none):
             yield from self._lines()
 

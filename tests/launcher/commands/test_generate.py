@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,11 @@ from typing import Any
 
 import pytest
 
+from launcher.errors import ConfigError
+from launcher.generation.options import GenerateOptions
+from launcher.job.job import gather
+from launcher.tasks.generation import Task, read
+from launcher.tasks.prompts import Prompts
 from tests.launcher import cli_tools
 from tests.launcher.generation import tiny, tiny_encoders
 from tests.launcher.processes import Runner, marked, wait_until
@@ -246,6 +252,30 @@ def test_wrong_usage(place: Path, arguments: Sequence[str], message: str) -> Non
     done = generate(place, *arguments, "--max-new-tokens", 2)
     assert done.returncode == 2 and message in done.stderr
     assert done.stderr.count("\n") == 1 and done.stderr.startswith("shardrun: error: ")
+
+
+@pytest.mark.parametrize(
+    ("model", "prompts", "message"),
+    [
+        ("model", Prompts(ids=["5", "5," * tiny.CONTEXT]), "the prompt has 96 tokens, but the model's context holds 96"),
+        ("model", Prompts(["fox", "fox " * 200]), "tokens, but the model's context holds 96"),
+        ("looping", Prompts(["x"], chat=True), "the chat template cannot be followed: it may not read the attribute"),
+        ("plain", Prompts(["x"], chat=True), "the model's folder has no chat template"),
+        ("plain", Prompts(["x"]), "the prompt is text, but there is no tokenizer"),
+    ],
+)  # fmt: skip
+def test_prompts_of_flags_are_checked_before_anything_starts(
+    place: Path, tmp_path: Path, model: str, prompts: Prompts, message: str
+) -> None:
+    folder = place / "model"
+    if model != "model":
+        folder = shutil.copytree(folder, tmp_path / "model")
+        (folder / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
+    if model == "plain":
+        for file in folder.glob("[!m]*"):
+            file.unlink()
+    with pytest.raises(ConfigError, match=message):
+        read(gather({"model": folder, "ranks": 2}, None), Task(folder, GenerateOptions(), prompts))
 
 
 def test_a_reader_that_leaves(place: Path) -> None:
