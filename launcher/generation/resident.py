@@ -57,14 +57,19 @@ class ResidentDecoder(StatefulDecoder):
         super().__init__(first, *others, **said)
         group = self.later.group
         assert group is not None
+        self._group = group
         self.host: Host = group.session_host
         self.cuts_logits = any(spec.name == LOGITS_FROM for spec in group.optional_inputs)
-        self.runs = self.host if isinstance(self.host, TokenRunHost) else None
         self.turn = threading.RLock()
         """Whoever moves sequences into the batch, or out of it, holds this."""
         self._batch: Batch | None = None
         self._rows: list[ResidentSequence] = []
         self._proved = self._apart = False
+
+    @property
+    def runs(self) -> TokenRunHost | None:
+        """The host, where its ranks can go on by themselves."""
+        return self.host if isinstance(self.host, TokenRunHost) else None
 
     @property
     def batches(self) -> bool:
@@ -73,6 +78,9 @@ class ResidentDecoder(StatefulDecoder):
 
     def sequence(self, inputs: Arrays | None = None) -> Sequence:
         """A new sequence; the encoder runs here."""
+        if (host := self._group.session_host) is not self.host:  # of ranks that came for lost ones
+            with self.turn:
+                self.host, self._batch, self._rows = host, None, []
         given, state = ({}, {}) if self.encoder is None else self._encode(inputs or {})
         return ResidentSequence(self, given, state)
 
@@ -180,7 +188,7 @@ class ResidentSequence(StatefulSequence):
         super().__init__(decoder, given, state)
         self._session = session
         self._batch: Batch | None = None
-        self._row = 0
+        self._row, self._host = 0, decoder.host
         self._run_of: TokenRun | None = None
         self.closed = False
 
@@ -324,6 +332,8 @@ class ResidentSequence(StatefulSequence):
 
     def member(self) -> Member:
         """Where the state lies, for a batch."""
+        if self._host is not self._decoder.host:
+            raise LaunchError("This sequence is lost with its ranks: start another one.")
         if self._batch is not None:
             return self._batch.member(self._row)
         assert self._session is not None

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, cast
 
 from launcher.common.report import human_seconds
@@ -121,6 +121,9 @@ def answer_all(
         pace = Pace("prompts", None, quiet=True)
         _answer_each(model, task, prompted, inputs, Answering(task, None, pace), again)
         return
+    if task.prompts.file is not None:
+        # A line that is wrong may be answered, with that, already.
+        prompted = iter(replace(task.prompts, keep_going=True))
     pace = Pace("prompts", task.prompts.count(), quiet=task.quiet)
     with AnswerFile(task.output, resume=task.resume) as file:
         file.check(None if prompt is None else prompt.shown() for prompt in prompted)

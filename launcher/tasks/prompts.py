@@ -41,7 +41,8 @@ class Prompt:
 
     def wrong(self, error: ConfigError) -> ConfigError:
         """What is wrong with the prompt, and where it stands if that is a line."""
-        return ConfigError(f"{self.where}: {error}") if "line" in self.where else error
+        named = error is self.fault or "line" not in self.where
+        return error if named else ConfigError(f"{self.where}: {error}")
 
     def shown(self) -> str | Sequence[object]:
         """The prompt as it was given."""

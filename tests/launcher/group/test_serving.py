@@ -309,6 +309,32 @@ def test_sessions_end_with_their_ranks(tmp_path: Path) -> None:
         assert np.array_equal(first, again)
 
 
+def test_a_language_model_goes_on(tmp_path: Path) -> None:
+    from launcher import load_language_model
+    from tests.launcher.generation import tiny
+
+    tiny.save_folder(tmp_path / "llama")
+    plain = tiny.Plain(tmp_path / "llama" / "model.onnx")
+    with load_language_model(
+        tmp_path / "llama", ranks=1, launcher="local", threads=1, restart="on-failure"
+    ) as model:
+        want = {first: plain.greedy([first, 6], 6) for first in (5, 9, 11)}
+        assert model.generate([5, 6], max_new_tokens=6, ignore_eos=True).ids == want[5]
+        old = model.decoder.sequence()
+        old.step(np.array([5, 6]))
+        group = model.decoder._group  # type: ignore[attr-defined]  # to find its ranks
+        os.kill(group.stats[0].pid, signal.SIGKILL)
+        with pytest.raises(RankFailedError, match="killed by SIGKILL"):
+            old.step(np.array([7]))
+        with model.engine(sequences=2) as engine:
+            streams = [engine.submit([first, 6], max_new_tokens=6, ignore_eos=True) for first in want]
+            assert [stream.finish()[0].ids for stream in streams] == list(want.values())
+        with pytest.raises(ShardrunError, match="lost with its ranks"):
+            model.decoder.step_many([old, old], np.array([1, 2]))
+        old.close()
+        assert group.age == 1
+
+
 def test_a_given_model_is_there_for_ranks_that_come_later(two_slices: Path) -> None:
     model = (two_slices / "whole.onnx").read_bytes()
     with start(model, ranks=1, launcher="local", threads=1, restart="on-failure") as group:

@@ -183,7 +183,7 @@ def test_prompts_that_are_wrong_are_skipped(place: Path, plain: tiny.Plain, batc
     )
     assert said[-1] == "shardrun: error: 3 prompts of 5 skipped, as said above"
     assert "1 answered before; 3 skipped; wrote answers" in said[-2]
-    again = cli_tools.shardrun(*command, "--resume", "--keep-going", cwd=place)
+    again = cli_tools.shardrun(*command, "--resume", cwd=place)
     assert again.returncode == 0 and len(output.read_text().splitlines()) == 6
     refused = cli_tools.shardrun(*command, cwd=place)
     assert refused.returncode == 2 and "is there already: --resume goes on" in refused.stderr
