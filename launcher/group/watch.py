@@ -230,7 +230,7 @@ class Job:
         return trouble is not None and trouble.told and not (trouble.secondary or trouble.unexplained)
 
     def _first(self) -> cause.Trouble | None:
-        return cause.first(list(self._troubles.values()), self._output.gave_up)
+        return cause.first(list(self._troubles.values()), self.output.gave_up)
 
     def _silent(self) -> bool:
         """Whether the first cause is a rank of which nothing is known but that it is gone."""
