@@ -272,7 +272,7 @@ def test_a_job_file_for_run_is_one_for_submit(folder: Path) -> None:
     assert {"export SECRET='a b'", "export MORE=1"} <= set(lines)
     (run,) = (shlex.split(line.rstrip("\\")) for line in lines if line.strip().startswith("srun"))
     after = run[run.index("run") + 1 :]
-    assert after == [f"{folder}/m.onnx", "--launcher=external", "--hang-timeout=9"]
+    assert after == [f"{folder}/m.onnx", "--launcher=external", "--hang-timeout=9.0"]
 
 
 def test_a_path_that_is_no_utf8_stays_what_it_is(folder: Path) -> None:
