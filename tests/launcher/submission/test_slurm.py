@@ -121,15 +121,16 @@ def test_lines_as_json(cluster: dict[str, str], folder: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {(line["job"], line["rank"], line["host"], line["stream"]) for line in lines} == {
-        ("1", 0, HERE, None)
-    }
+    # Rank 1 may say that it waits for the other one's slices.
+    found = {(line["job"], line["rank"], line["host"], line["stream"]) for line in lines}
+    assert ("1", 0, HERE, None) in found <= {("1", rank, HERE, None) for rank in range(2)}
     assert f"wrote {folder}/y.npz" in [line["line"] for line in lines]
     none = shardrun(
         *("submit", "--slurm", "m.onnx", "--ranks", 2, "--nodes", 1, "--timeout", 60, "--tee", 1),
         cwd=folder, **cluster,
     )  # fmt: skip
-    assert (none.returncode, none.stdout) == (0, ""), none.stderr
+    assert none.returncode == 0, none.stderr
+    assert all(line.startswith(f"[1@{HERE}] shardrun: warning") for line in none.stdout.splitlines())
 
 
 def test_a_job_that_is_started_again(folder: Path) -> None:
