@@ -24,6 +24,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ranks.collectives import host
 from ranks.collectives.base import Communicator
 from ranks.collectives.hierarchical import HierarchicalCommunicator
 from ranks.collectives.shm import phases, sync
@@ -266,6 +267,7 @@ def suite(world: Communicator, largest: int, light: bool, part: bool = False) ->
 
 def parts(world: Communicator, groups: list[list[int]], largest: int) -> dict[str, Any]:
     """The suite in every part at the same time, with the whole used in between; then sends across parts."""
+    host._PIECE = 1 << 18  # messages of 1 GiB are sent in pieces: here those of 256 KiB
     part = world.split(groups)
     assert world.split(groups) is part, "a part is made once"
     assert part.members == tuple(next(group for group in groups if world.rank in group))
