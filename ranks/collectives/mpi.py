@@ -118,6 +118,11 @@ class MpiCommunicator(HostCommunicator):
     def _withdraw(self, why: str) -> None:
         self._origin._take_leave(why)
 
+    def last_word(self) -> tuple[int, str] | None:
+        with contextlib.suppress(self._mpi.Exception):
+            self._gone(None, 0)
+        return next(((rank, why) for rank, why in self._origin._words.items() if why), None)
+
     def _take_leave(self, why: str = "") -> None:
         """Tells all ranks that this one comes to no further collective, and why."""
         with contextlib.suppress(self._mpi.Exception):
