@@ -119,8 +119,11 @@ class MpiCommunicator(HostCommunicator):
         self._origin._take_leave(why)
 
     def last_word(self) -> tuple[int, str] | None:
+        end = time.monotonic() + _SOON  # the library moves messages only while it is asked
         with contextlib.suppress(self._mpi.Exception):
-            self._gone(None, 0)
+            while not any(self._origin._words.values()) and time.monotonic() < end:
+                self._gone(None, 0)
+                time.sleep(_SHORTEST_NAP)
         return next(((rank, why) for rank, why in self._origin._words.items() if why), None)
 
     def _take_leave(self, why: str = "") -> None:
