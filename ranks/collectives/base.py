@@ -139,6 +139,11 @@ class Communicator(ABC):
             return False
         return True
 
+    def last_word(self) -> tuple[int, str] | None:
+        """A rank, as ``members`` numbers them, that left since it could not go on, and why; None where no
+        such is known."""
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """Leaves the group; safe to call twice."""

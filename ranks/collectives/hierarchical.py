@@ -228,9 +228,14 @@ class HierarchicalCommunicator(WholeOrPart):
         try:
             call(*arguments)
         except CollectiveError as error:
-            self._break(str(error))
-            self._whole._leave(error)
-            raise
+            found, word = error, self._flat.last_word()
+            if word is not None and word[0] != self.members[self.rank]:
+                found = PeerLostError(f"Rank {word[0]} could not go on: {word[1]}", word[0])
+            self._break(str(found))
+            self._whole._leave(found)
+            if found is error:
+                raise
+            raise found from error
 
     def _leave(self, error: CollectiveError) -> None:
         """Tells the ranks that wait for this one, of this host and of others, that it comes no more."""

@@ -119,6 +119,14 @@ class MpiCommunicator(HostCommunicator):
     def _withdraw(self, why: str) -> None:
         self._origin._take_leave(why)
 
+    def last_word(self) -> tuple[int, str] | None:
+        end = time.monotonic() + _SOON  # the library moves messages only while it is asked
+        with contextlib.suppress(self._mpi.Exception):
+            while not any(self._origin._words.values()) and time.monotonic() < end:
+                self._gone(None, 0)
+                time.sleep(_SHORTEST_NAP)
+        return next(((rank, why) for rank, why in self._origin._words.items() if why), None)
+
     def _take_leave(self, why: str = "") -> None:
         """Tells all ranks that this one comes to no further collective, and why."""
         with contextlib.suppress(self._mpi.Exception):

@@ -11,6 +11,7 @@ import signal
 import socket
 import stat
 import sys
+from collections.abc import Collection, Iterator
 
 from ranks.common.settings import CONTROL
 from ranks.errors import ShardrunError
@@ -71,14 +72,37 @@ def tune_tcp(sock: socket.socket) -> None:
 def tune_all_tcp() -> None:
     """The same for every connection of this process to another host, such as those that a library has made:
     Gloo's would wait for ever."""
+    for _, own in _connections():
+        with contextlib.suppress(OSError):
+            if not _is_loop(own):
+                tune_tcp(own)
+
+
+def connections() -> frozenset[int]:
+    """The TCP connections of this process, by the numbers of their inodes."""
+    return frozenset(inode for inode, _ in _connections())
+
+
+def cut(inodes: Collection[int]) -> None:
+    """Ends TCP connections of this process, by `connections`; both ends see it at once."""
+    for inode, own in _connections():
+        if inode in inodes:
+            with contextlib.suppress(OSError):
+                own.shutdown(socket.SHUT_RDWR)
+
+
+def _connections() -> Iterator[tuple[int, socket.socket]]:
+    """Each TCP connection of this process, with the number of its inode. Ones that end meanwhile may be
+    missing."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - many
         with contextlib.suppress(OSError, ValueError):
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+            status = os.fstat(int(name))
+            if not stat.S_ISSOCK(status.st_mode):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as own:
                 internet = own.family in {socket.AF_INET, socket.AF_INET6}
-                if internet and own.type == socket.SOCK_STREAM and own.getpeername() and not _is_loop(own):
-                    tune_tcp(own)
+                if internet and own.type == socket.SOCK_STREAM and own.getpeername():
+                    yield status.st_ino, own
 
 
 def _is_loop(sock: socket.socket) -> bool:

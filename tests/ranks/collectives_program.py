@@ -566,6 +566,20 @@ def killed(world: Communicator, who: int, operation: str, after: float) -> dict[
     return attempt(world, operation)
 
 
+def failed(world: Communicator, who: list[int], operation: str) -> dict[str, Any]:
+    """All ranks fail, and go on; then those in ``who`` alone do."""
+    world.barrier()
+    alike = world.all_failed("all have a cold")
+    number = np.ones(3, np.float32)
+    world.all_reduce(number)
+    report = {"alike": alike, "sum": float(number[0])}
+    if world.rank in who:
+        start = time.monotonic()
+        report |= {"alone": world.all_failed("this one has a cold"), "seconds": time.monotonic() - start}
+        return report
+    return {**report, **attempt(world, operation)}
+
+
 def sending_first(world: Communicator) -> dict[str, Any]:
     """As many sends before the first receive as the backend says that it keeps, of small and large ones."""
     count, other = world.sends_kept, 1 - world.rank
@@ -706,6 +720,8 @@ def main() -> None:
         print(json.dumps(first), file=report, flush=True)
         result = globals()[scenario](world, **options)
         print(json.dumps({**result, "finished": True}), file=report, flush=True)
+        if scenario == "failed":
+            time.sleep(3)  # MPI ends all ranks as soon as one has failed
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ whoever comes. Ranks of several hosts meet through MASTER_ADDR and MASTER_PORT.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -55,15 +54,15 @@ class GlooCommunicator(HostCommunicator):
             self._membership.close()
 
     def _all_here(self, seconds: float) -> bool:
-        try:
-            self._dist.monitored_barrier(self._group, timedelta(seconds=seconds))
-        except RuntimeError:
-            return False
-        return True
+        # Not by a message of Gloo: one that nobody takes would hold up whoever leaves.
+        return self._membership.last_word.said_by_all(self._membership.identity, seconds)
 
     def _withdraw(self, why: str) -> None:
         self._membership.last_word.say(self.members[self.rank], why)
         self._membership.disband()
+
+    def last_word(self) -> tuple[int, str] | None:
+        return self._membership.last_word.heard()
 
     def _split(self, groups: Groups, mine: tuple[int, ...]) -> Communicator:
         what = self._begin("split")
@@ -112,7 +111,7 @@ class GlooCommunicator(HostCommunicator):
             lost = self.members[1 - self.rank if peer is None else peer]
         # Tells ranks that wait for us and not for the one that was lost.
         self._membership.disband()
-        if (word := self._membership.last_word.heard()) is not None and word[0] != self.members[self.rank]:
+        if (word := self.last_word()) is not None and word[0] != self.members[self.rank]:
             self._fail(PeerLostError(f"Rank {word[0]} could not go on: {word[1]}", word[0]))
         self._fail(translate(error, what(), self.members[self.rank], self.timeout, lost))
 

@@ -28,7 +28,7 @@ from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveError
 from ranks.identity.binding import INTERFACES
 from ranks.identity.place import Identity
-from ranks.talk.connect import tune_all_tcp
+from ranks.talk.connect import connections, cut, tune_all_tcp
 from sharding.common.variables import set_for_a_while
 from sharding.importers import torch_import
 
@@ -115,6 +115,7 @@ class TorchGroups:
         self._connected: Device | None = (
             None  # the device for which groups connect when made, not when first used
         )
+        self._connections: frozenset[int] = frozenset()
         self._whole = False  # whether the group is the process's first, on which all others depend
 
     def make(self, store: Store | None, identity: Identity, device: Device | None) -> None:
@@ -122,28 +123,43 @@ class TorchGroups:
         dist = self._dist
         if dist.is_initialized():
             self._connected = None if getattr(dist.group.WORLD, "bound_device_id", None) else device
-            self.group = dist.new_group(**self._options())
+            with self._connecting():
+                self.group = dist.new_group(**self._options())
             return
-        dist.init_process_group(
-            self._backend,
-            store=dist.PrefixStore("shardrun", store),
-            rank=identity.rank,
-            world_size=identity.world_size,
-            timeout=self._patience,
-            device_id=device,
-        )
+        with self._connecting():
+            dist.init_process_group(
+                self._backend,
+                store=dist.PrefixStore("shardrun", store),
+                rank=identity.rank,
+                world_size=identity.world_size,
+                timeout=self._patience,
+                device_id=device,
+            )
         self.group, self._whole = dist.group.WORLD, True
         if self._backend == "gloo" and identity.local_size != identity.world_size:
             tune_all_tcp()
 
     def part(self, ranks: Sequence[int], *, mine: bool) -> object:
         """A group of some of the world's ranks; every rank must make it."""
-        made = self._dist.new_group(list(ranks), **self._options())
+        with self._connecting():
+            made = self._dist.new_group(list(ranks), **self._options())
         if mine:
             self.parts.append(made)
             if self._backend == "gloo":
                 tune_all_tcp()
         return made
+
+    @contextlib.contextmanager
+    def _connecting(self) -> Iterator[None]:
+        """Notes the connections that Gloo makes meanwhile."""
+        before = connections() if self._backend == "gloo" else frozenset()
+        yield
+        if self._backend == "gloo":
+            self._connections |= connections() - before
+
+    def cut(self) -> None:
+        """Ends Gloo's connections: it has no way to do so, and else they last as long as the process."""
+        cut(self._connections)
 
     def leave(self) -> None:
         """Leaves all groups once what is under way is done, which the others notice."""
@@ -299,6 +315,7 @@ class Membership:
 
     def disband(self) -> None:
         """Closes the connections, which ends what others wait for; this process still counts as alive."""
+        self.groups.cut()
         self.groups.leave()
 
     def _finish(self) -> None:

@@ -177,24 +177,36 @@ def default_store() -> Store:
 
 
 class LastWord:
-    """Why a rank has left its group, for others that only see that it has."""
+    """Which ranks cannot go on, and why one has left its group, for others that only see that it has."""
 
     def __init__(self, group: object) -> None:
         self._key = f"shardrun-word-{_restarts()}-{getattr(group, 'group_name', '')}"
+        self._failures = 0
+        self._store = default_store()  # torch forgets it with its first group
+
+    def said_by_all(self, identity: Identity, seconds: float) -> bool:
+        """Whether all ranks say within so many seconds that they cannot go on, as this one does: the n-th
+        time of each is compared."""
+        self._failures += 1
+        dist: ModuleType = torch_import.load("torch.distributed")
+        try:
+            part: Store = dist.PrefixStore(f"{self._key}-{self._failures}", self._store)
+            said_by_all(part, identity, "failed", seconds)
+        except (RuntimeError, OSError, CollectiveError):
+            return False
+        return True
 
     def say(self, rank: int, why: str) -> None:
         """Leaves a word, unless another rank has left one."""
         with contextlib.suppress(RuntimeError, OSError):
-            store = default_store()
-            if not store.check([self._key]):
-                store.set(self._key, f"{rank} {why[:_LONGEST_WORD]}")
+            if not self._store.check([self._key]):
+                self._store.set(self._key, f"{rank} {why[:_LONGEST_WORD]}")
 
     def heard(self) -> tuple[int, str] | None:
         """The rank that has left a word, and the word."""
         with contextlib.suppress(RuntimeError, OSError, ValueError):
-            store = default_store()
-            if _is_there(store) and store.check([self._key]):
-                rank, _, why = store.get(self._key).decode(errors="replace").partition(" ")
+            if _is_there(self._store) and self._store.check([self._key]):
+                rank, _, why = self._store.get(self._key).decode(errors="replace").partition(" ")
                 return int(rank), why
         return None
 

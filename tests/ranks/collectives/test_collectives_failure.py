@@ -34,6 +34,35 @@ def test_time_out_names_all_that_are_missing(operation: str) -> None:
         assert operation in report["message"]
 
 
+@pytest.mark.parametrize(
+    ("backend", "who", "operation"),
+    [
+        ("shm", [2], "all_reduce"),
+        ("shm", [0, 2], "broadcast"),
+        ("gloo", [2], "all_reduce"),
+        ("gloo", [0], "broadcast"),
+        ("mpi", [0], "all_reduce"),
+        ("mpi", [1, 2], "broadcast"),
+    ],
+)
+def test_ranks_that_alone_cannot_go_on_say_why(backend: str, who: list[int], operation: str) -> None:
+    """What all cannot do ends nothing."""
+    need(backend)
+    world = worlds.run(
+        backend, 3, "failed", launcher=launcher(backend), timeout=60, who=who, operation=operation
+    )
+    for rank, ended in enumerate(world.ranks):
+        report = ended.reports
+        assert report.get("finished") and report["alike"] and report["sum"] == 3, str(world)
+        assert report["seconds"] < 30, "learnt by time-out"
+        if rank in who:
+            assert report["alone"] is False
+            continue
+        assert report["error"] == "PeerLostError" and report["peer"] in who, str(world)
+        assert report["message"] == f"Rank {report['peer']} could not go on: this one has a cold"
+        assert "cannot be used any more" in report["afterwards"]
+
+
 @pytest.mark.parametrize("operation", ["all_reduce", "broadcast", "recv", "large"])
 @pytest.mark.parametrize("backend", ["shm", "gloo"])
 def test_every_rank_learns_of_a_death(backend: str, operation: str) -> None:

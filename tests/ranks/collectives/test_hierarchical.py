@@ -75,6 +75,17 @@ def test_every_rank_learns_of_a_death(operation: str) -> None:
     assert ended.reports["error"] == "PeerLostError" and ended.reports["peer"] == 3, str(world)
 
 
+@pytest.mark.parametrize("flat", FLAT)
+def test_a_rank_that_alone_cannot_go_on_says_why(flat: str) -> None:
+    """To those of its host and of others."""
+    world = run(flat, [0, 0, 1, 1], "failed", timeout=60, who=[3], operation="all_reduce")
+    for rank, ended in enumerate(world.ranks):
+        report = ended.reports
+        assert report.get("finished") and report["alike"] and report["sum"] == 4, str(world)
+        assert report["seconds"] < 30, "learnt by time-out"
+        assert rank == 3 or (report["peer"] == 3 and "this one has a cold" in report["message"]), str(world)
+
+
 def test_a_late_rank_is_named() -> None:
     world = run("gloo", [0, 0, 1, 1], "late", seconds=1.5, who=[3], operation="all_reduce")
     report = world.ranks[2].reports
