@@ -224,7 +224,7 @@ def plan_model(
     source = read_model(model, key)
     _refuse_sliced(source)
     refuse_others_of(source.model.graph, source.path)
-    source = replace(source, state=found_state(source, options.state))
+    source = replace(source, state=found_state(source, options.state), asked=frozenset(options.state))
     options = demanded_options(source, ranks, options)
     mesh = asked_mesh(options, ranks)
     planner = Planner(source, options)
@@ -261,7 +261,6 @@ class Planner:
             demanded=demanded,
             memory=self.options.memory,
             measured=self.measured,
-            asked=self.options.state,
         )
         plan = _describe(self.source, graph, choices, mesh, stages)
         if world > 1 and not self.options.allow_replicated and not _splits_something(plan):
