@@ -84,13 +84,11 @@ def one_stage(graph: Sequence[Step]) -> Stages:
 @dataclass(frozen=True)
 class Wishes:
     """What is known and wanted of stages. ``measured``: seconds of nodes by name; ``demanded``: the stage of
-    each step that must be in a given one; ``memory``: the bytes of weights that a stage should keep to;
-    ``asked``: the state, output by input, that one stage must keep, whatever the graph says."""
+    each step that must be in a given one; ``memory``: the bytes of weights that a stage should keep to."""
 
     measured: Mapping[str, float] = field(default_factory=dict)
     demanded: Sequence[int | None] = ()
     memory: int | None = None
-    asked: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan_stages(
@@ -103,11 +101,11 @@ def plan_stages(
     wishes: Wishes | None = None,
 ) -> Stages:
     """Cuts the steps into ``count`` stages (see `sharding.pipeline.balance` for what is balanced); ``world``
-    is the length of the tensor axis. Raises `SliceError` where the graph has too few cuts.
+    is the length of the tensor axis. Raises `SliceError` where the graph has too few cuts, or none that
+    leaves a state in one stage which a user has named.
     """
     wishes = wishes or Wishes()
-    cutter = _Cutter(source, graph, choices, world, measured=wishes.measured, asked=wishes.asked)
-    return cutter.run(count, wishes.demanded, wishes.memory)
+    return _Cutter(source, graph, choices, world, wishes.measured).run(count, wishes.demanded, wishes.memory)
 
 
 class _Cutter:
@@ -117,11 +115,9 @@ class _Cutter:
         graph: Sequence[Step],
         choices: Sequence[int],
         world: int,
-        *,
         measured: Mapping[str, float],
-        asked: Mapping[str, str],
     ) -> None:
-        self.source, self.graph, self.world, self.asked = source, graph, world, asked
+        self.source, self.graph, self.world = source, graph, world
         self.options = [step.options[choice] for step, choice in zip(graph, choices, strict=True)]
         self.produced = {value: i for i, step in enumerate(graph) for value in step.node.outputs}
         self.estimates = step_seconds(graph, measured, source.sizes)
@@ -161,17 +157,17 @@ class _Cutter:
                 if not self.state:
                     raise
             else:
-                if lost := [name for name in self.asked if name not in self.state]:
+                if lost := sorted(self.source.asked.difference(self.state)):
                     raise self._scattered(lost[0], count)
                 return cuts
             found = spans(self.graph, self.main, self.state)
-            free = [name for name in self.state if name not in self.asked] or list(self.state)
+            free = [name for name in self.state if name not in self.source.asked] or list(self.state)
             far = sorted(free, key=lambda name: found.get(name, (0, 0))[0] - found.get(name, (0, 0))[1])
             for name in far[: (len(far) + 1) // 2]:
                 del self.state[name]
 
     def _scattered(self, name: str, count: int) -> SliceError:
-        made = self.asked[name]
+        made = next(pair.output for pair in self.source.state if pair.input == name)
         return SliceError(
             f"{self.source.path}: no cut into {counted(count, 'pipeline stage')} leaves what reads {name!r} "
             f"and what gives {made!r} in one stage, which alone can keep that state, as `--state "

@@ -225,7 +225,7 @@ def plan_model(
     source = read_model(model, key)
     _refuse_sliced(source)
     refuse_others_of(source.model.graph, source.path)
-    source = replace(source, state=found_state(source, options.state))
+    source = replace(source, state=found_state(source, options.state), asked=frozenset(options.state))
     options = demanded_options(source, ranks, options)
     mesh = asked_mesh(options, ranks)
     planner = Planner(source, options)
@@ -253,7 +253,7 @@ class Planner:
         here = replace(self.options, mesh=mesh)
         graph, choices = self._solve(world, count, here)
         demanded = demanded_stages(self.source, graph, here)
-        wishes = Wishes(self.measured, demanded, self.options.memory, self.options.state)
+        wishes = Wishes(self.measured, demanded, self.options.memory)
         stages = plan_stages(self.source, graph, choices, world, count, wishes=wishes)
         plan = _describe(self.source, graph, choices, mesh, stages)
         if world > 1 and not self.options.allow_replicated and not _splits_something(plan):

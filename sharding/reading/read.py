@@ -53,6 +53,8 @@ class Source:
     """For weights that are not in the file: the file's names of those that they were folded from."""
     state: tuple[StatePair, ...] = ()
     """The inputs that are fed what outputs gave in the step before, where a plan looks for them."""
+    asked: frozenset[str] = frozenset()
+    """Those of them that a user has named."""
 
 
 def read_model(path: str | Path, key: Key | None = None) -> Source:
