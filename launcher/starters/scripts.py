@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.errors import ConfigError
 from launcher.inspection.reference import refer
 from launcher.job.job import Job
-from launcher.job.options import DATA, RANKS, TYPES, flags_for_a_rank
+from launcher.job.options import DATA, FILES, RANKS, TYPES, flags_for_a_rank
 from launcher.job.rank_table import RankTable, make_rank_table
 from launcher.job.values import absolute
 from launcher.starters.environment import python_path
@@ -246,7 +246,7 @@ def _run_all(table: RankTable, python: str, hang: int) -> str:
 
 def _arguments(job: Job) -> list[str]:
     """The flags of ``shardrun run`` for one rank, with absolute paths, quoted for the shell."""
-    flags = itertools.chain(["--launcher", "external"], *flags_for_a_rank(job, DATA, RANKS, TYPES))
+    flags = itertools.chain(["--launcher", "external"], *flags_for_a_rank(job, DATA, FILES, RANKS, TYPES))
     return [shlex.quote(flag) for flag in flags]
 
 

@@ -11,6 +11,7 @@ from launcher.errors import ConfigError
 from launcher.job.options import (
     DATA,
     ENCRYPTED,
+    FILES,
     OPTIONS,
     RANKS,
     SLICING,
@@ -32,7 +33,7 @@ def arguments(submission: Submission) -> list[str]:
     """What follows ``shardrun``, with absolute paths; nothing is quoted."""
     job = submission.job
     found = ["run", absolute(job.model or "."), "--launcher=external"]
-    for texts in flags_for_a_rank(job, RANKS, TYPES, SLICING, DATA, ENCRYPTED):
+    for texts in flags_for_a_rank(job, RANKS, TYPES, SLICING, DATA, FILES, ENCRYPTED):
         # As one word, so that a value may begin with a hyphen.
         found += texts if len(texts) == 1 else map("=".join, zip(texts[::2], texts[1::2], strict=True))
     if job.threads is None and submission.options.cpus is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.job.places.placement import check_variables
-from launcher.job.values import Pairs, Several, Written
+from launcher.job.values import Pairs, Several, Written, absolute
 from sharding.slices.topology import Link
 
 
@@ -23,6 +24,9 @@ class Patterns(Several[str]):
 
     def read(self, value: object, where: str, folder: Path) -> tuple[str, ...]:
         return tuple(str(folder / text) for text in super().read(value, where, folder))
+
+    def _texts(self, value: Sequence[str]) -> list[str]:
+        return [absolute(Path(text)) for text in value]
 
 
 class LinkOrFile(Written[Link]):

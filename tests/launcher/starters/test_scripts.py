@@ -260,7 +260,7 @@ def test_every_option_of_a_rank_is_passed_on(folder: Path, monkeypatch: pytest.M
     of_ranks = [option.name for group in (RANKS, TYPES, DATA) for option in grouped(group)]
     of_starting = {"ranks", "rank_table", "launcher", "hosts", "hostfile", "nodes", "bind", "env"}
     of_starting |= {"mpi_args", "srun_args", "stage", "log_dir", "tee", "log_json"}
-    of_starting |= {"ray_address", "gpus"}
+    of_starting |= {"ray_address", "gpus", "restart"}
     assert sorted(given) == sorted({*of_ranks} - of_starting)
     assert all(given[name] != getattr(Job(), name) for name in given)
     arguments = shlex.split(" ".join(scripts._arguments(Job(model=folder / "m.onnx", ranks=1, **given))))

@@ -23,6 +23,7 @@ from launcher.errors import ConfigError, RankFailedError
 from launcher.job.inputs import save_outputs
 from launcher.job.job import Job
 from launcher.job.model import Opened
+from launcher.job.options import FILES, flags_for_a_rank
 from launcher.tasks import pace as pace_module
 from launcher.tasks import results
 from launcher.tasks.batch import Batch
@@ -406,6 +407,19 @@ def test_options_that_do_not_go_together(
     said = capsys.readouterr().err
     assert message in said and len(said.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_files_of_a_job_reach_the_ranks_that_a_script_or_batch_system_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = Job(
+        model=Path("m"), files=("data/*.npz", "/x y"), outputs=Path("out"), resume=True, keep_going=True
+    )
+    assert list(flags_for_a_rank(job, FILES)) == [
+        ["--inputs", f"{tmp_path}/data/*.npz", "--inputs", "/x y"], ["--outputs", f"{tmp_path}/out"],
+        ["--resume"], ["--keep-going"],
+    ]  # fmt: skip
 
 
 def test_a_job_file(tmp_path: Path, two_slices: Path, whole: Any) -> None:
