@@ -12,7 +12,7 @@ import numpy as np
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.generation.decoder import Arrays, Ids, Logits, Sequence, step_each
 from launcher.generation.runs import TokenRun, TokenRunHost
-from launcher.generation.scoring import Wants, asked, one_by_one, whole
+from launcher.generation.scoring import Wants, alike, asked, checked, one_by_one, whole
 from launcher.generation.stateful import Program, SaidOfDecoder, StatefulDecoder, StatefulSequence
 from ranks.state.rows import Batch
 from ranks.state.session import Session
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array
 
 Member = tuple[int, int, int]
-ALIKE = 0.02
-"""By how much of the largest logit a row of a batch may differ from the sequence alone: less than a wrong
-position makes."""
 
 
 def decoder_of(
@@ -113,18 +110,16 @@ class ResidentDecoder(StatefulDecoder):
         A graph may work out positions in a way that holds for sequences of one length only. Then, or where
         it takes no such batch at all, this decoder makes no batch from here on.
         """
-        twins = [one.fork() for one in mine]
-        alone = step_each(twins, ids)
+        alone = step_each(twins := [one.fork() for one in mine], ids)
         try:
             batch = self._gather(mine)
             found = self.checked(batch.step(np.asarray(ids))[self.logits])
-            want = np.concatenate(alone)
-            alike = bool(np.abs(found - want).max() <= ALIKE * np.abs(want).max())
+            same = alike(found, np.concatenate(alone))
         except (RankFailedError, LaunchError):
             raise
         except ShardrunError:
-            alike = False
-        if alike:
+            same = False
+        if same:
             self._proved = True
             for one, token in zip(mine, ids.tolist(), strict=True):
                 one.note(token)
@@ -139,12 +134,7 @@ class ResidentDecoder(StatefulDecoder):
 
     def checked(self, logits: Array) -> Logits:
         """Logits (positions, vocabulary) of a step's. Raises `ShardrunError` for another vocabulary's."""
-        if logits.shape[-1] != self.vocabulary:
-            raise ShardrunError(
-                f"the model gave logits of {logits.shape[-1]} tokens, but its vocabulary has "
-                f"{self.vocabulary}"
-            )
-        return np.asarray(logits, np.float32).reshape(-1, self.vocabulary)
+        return checked(logits, self.vocabulary)
 
     def _gather(self, wanted: list[ResidentSequence]) -> Batch:
         """Makes these sequences, and no others, the rows of the batch, in order."""

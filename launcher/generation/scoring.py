@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
+from launcher.errors import ShardrunError
 from launcher.generation.decoder import Decoder, Ids, Logits, Sequence
 from ranks.tokens.scores import Scores
 from ranks.tokens.wanted import Ask, Want
+
+if TYPE_CHECKING:
+    from sharding.common.arrays import Array
 
 Wants = Several[Want | None]
 """What is wanted of each row of logits; None: all of it."""
 NOTHING = Want(0)
 """For a step whose logits nobody reads."""
+_ALIKE = 0.02
+"""By how much of the largest logit a row of a batch may differ from the sequence alone: half precision and
+rounded activations come to less, a wrong position to more."""
 
 
 @runtime_checkable
@@ -73,3 +80,17 @@ def asked(output: str, vocabulary: int, wants: Wants, *, every: bool = False) ->
 def whole(rows: Several[Scores]) -> Logits:
     """Rows of whole logits, as one array (rows, vocabulary)."""
     return rows[0].values[None] if len(rows) == 1 else np.stack([row.values for row in rows])
+
+
+def checked(logits: Array, vocabulary: int) -> Logits:
+    """Logits (positions, vocabulary) of a step's. Raises `ShardrunError` for another vocabulary's."""
+    if logits.shape[-1] != vocabulary:
+        raise ShardrunError(
+            f"the model gave logits of {logits.shape[-1]} tokens, but its vocabulary has {vocabulary}"
+        )
+    return np.asarray(logits, np.float32).reshape(-1, vocabulary)
+
+
+def alike(found: Logits, alone: Logits) -> bool:
+    """Whether rows of a batch are what each sequence is alone, as far as rounding lets them."""
+    return bool(np.abs(found - alone).max() <= _ALIKE * np.abs(alone).max())

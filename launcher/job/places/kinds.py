@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.job.places.placement import check_variables
@@ -25,8 +24,8 @@ class Patterns(Several[str]):
     def read(self, value: object, where: str, folder: Path) -> tuple[str, ...]:
         return tuple(str(folder / text) for text in super().read(value, where, folder))
 
-    def _texts(self, value: Sequence[str]) -> list[str]:
-        return [absolute(Path(text)) for text in value]
+    def _texts(self, value: object) -> list[str]:
+        return [absolute(text) for text in super()._texts(value)]
 
 
 class LinkOrFile(Written[Link]):
