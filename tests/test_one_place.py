@@ -6,6 +6,8 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,8 +17,7 @@ from launcher.job.places.host_list import parse_count, parse_hosts
 from launcher.job.ports import check_port, free_port
 from launcher.job.values import parse_bytes, parse_dims
 from launcher.starters import marks
-from launcher.submission import mpirun
-from launcher.submission.systems import slurm
+from launcher.submission.lines import Lines
 from ranks.common import settings, sources
 from ranks.errors import ShardrunError
 from ranks.identity.identity import identify
@@ -183,5 +184,7 @@ def test_a_line_is_a_rank_s_for_its_starter_and_in_a_log(line: str) -> None:
     """A line of an mpirun that is known, and one of an mpirun that is not."""
     found = LINES[line].match(line)
     assert found is not None and found[1] == "3" and line[found.end() :] == "said"
-    assert mpirun.marked(line) == "[rank 3] said" and mpirun.marked("said") == "said"
-    assert slurm.marked(" 3: said") == slurm.marked("3:said") == "[rank 3] said"
+    job: Any = SimpleNamespace(ranks=4, job=SimpleNamespace(log_json=False, tee=None))
+    of_mpirun, of_srun = Lines(job, *marks.OF_MPIRUN).shown, Lines(job, marks.SRUN).shown
+    assert of_mpirun(line) == "[3@?] said" and of_mpirun("said") == "said"
+    assert of_srun(" 3: said") == of_srun("3:said") == "[3@?] said"

@@ -104,8 +104,13 @@ def _write_unnamed(target: Path, content: bytes | Callable[[BinaryIO], None]) ->
         _fill(file, content)
         file.flush()
         try:
-            # The folder of descriptors is a file system of its own: the link is to what it leads to.
-            os.link(f"/proc/self/fd/{descriptor}", target, follow_symlinks=True)
+            # Where a folder is given, Python asks for what the entry leads to, and else for the entry itself,
+            # which lies on a file system of its own.
+            folder = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.link(str(descriptor), target, src_dir_fd=folder, follow_symlinks=True)
+            finally:
+                os.close(folder)
         except OSError:  # made by another process meanwhile, or no /proc
             return False
     return True

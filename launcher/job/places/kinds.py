@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from launcher.job.places.placement import check_variables
 from launcher.job.values import Pairs, Several, Written, absolute
@@ -25,7 +26,7 @@ class Patterns(Several[str]):
         return tuple(str(folder / text) for text in super().read(value, where, folder))
 
     def _texts(self, value: object) -> list[str]:
-        return [absolute(text) for text in super()._texts(value)]
+        return [absolute(text) for text in cast("tuple[str, ...]", value)]
 
 
 class LinkOrFile(Written[Link]):

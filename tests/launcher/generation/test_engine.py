@@ -63,7 +63,7 @@ def closing(condition: Any) -> None:
 def slowly(decoder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The decoder, whose texts go on for some time."""
     real = decoder.scores_many
-    decoder.runs = None
+    monkeypatch.setattr(type(decoder), "runs", None)
 
     def scores_many(sequences: Any, ids: Any, wants: Any) -> Any:
         time.sleep(0.05)
@@ -473,11 +473,8 @@ def test_a_text_alone_is_run_ahead_until_another_comes(
         next(cancelled)
         cancelled.cancel()
         found.append(engine.submit(PROMPTS[3], max_new_tokens=9, logprobs=1, **options).finish()[0].ids)
-    decoder_runs, decoder.runs = decoder.runs, None
-    try:
-        with Engine(decoder) as engine:
-            asked = ((PROMPTS[1], 9), (PROMPTS[2], 9), (PROMPTS[0], 200), (PROMPTS[3], 9))
-            want = [engine.submit(ids, max_new_tokens=n, **options).finish()[0].ids for ids, n in asked]
-    finally:
-        decoder.runs = decoder_runs
+    monkeypatch.setattr(type(decoder), "runs", None)
+    with Engine(decoder) as engine:
+        asked = ((PROMPTS[1], 9), (PROMPTS[2], 9), (PROMPTS[0], 200), (PROMPTS[3], 9))
+        want = [engine.submit(ids, max_new_tokens=n, **options).finish()[0].ids for ids, n in asked]
     assert found == want

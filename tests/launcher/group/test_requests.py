@@ -42,7 +42,7 @@ class _Interrupting(threading.Condition):
 class _Ranks:
     """A job of some ranks, which end a run as soon as they are told to, and answer else when told to."""
 
-    patience = hang = None
+    patience = hang = seen = None
 
     def __init__(self, world_size: int = 1) -> None:
         self.world_size = world_size

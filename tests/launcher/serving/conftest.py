@@ -58,7 +58,10 @@ def server(rows: Path, texts: Path) -> Iterator[Running]:
     how = {"limits": limits, "metrics": metrics}
     start = {"ranks": 2, "launcher": "local", "threads": 1}
     tensors = TensorModel(
-        "rows", **how, open_group=lambda: launcher.start(rows, **start), batching=Batching(rows=8)
+        "rows",
+        **how,
+        open_group=lambda: launcher.start(rows, **start),
+        batching=Batching(rows=8, seconds=0.05),
     )
     texts_ = TextModel("tiny", **how, open_model=lambda: launcher.load_language_model(texts, **start))
     with running(tensors, texts_, limits=limits, metrics=metrics) as found:

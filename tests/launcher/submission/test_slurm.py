@@ -133,12 +133,11 @@ def test_lines_as_json(cluster: dict[str, str], folder: Path) -> None:
     assert all(line.startswith(f"[1@{HERE}] shardrun: warning") for line in none.stdout.splitlines())
 
 
-def test_a_job_that_is_started_again(folder: Path) -> None:
+def test_a_job_that_is_started_again(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """It is followed on, and its first lines are not shown twice."""
     if why := real_slurm.missing():
         pytest.skip(why)
-    (folder / "slurm").mkdir()
-    made = real_slurm.Cluster(folder / "slurm")
+    made = real_slurm.Cluster(tmp_path_factory.mktemp("slurm"))  # short: it holds sockets
     own = environment(SHARDRUN_CACHE=str(folder / "cache"), **made.environment)
     words = ["submit", "--slurm", "m.onnx", "--ranks", "1", "--requeue", "--repeat", "1000000000"]
     process = subprocess.Popen(
