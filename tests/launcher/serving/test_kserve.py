@@ -80,6 +80,17 @@ def test_many_at_once_each_get_their_own_answer(client: Any, plain: Any, server:
     assert runs < count, "no two requests were joined"
 
 
+def test_metrics_say_what_rank_0_has_spent(client: Any, http: httpx.Client) -> None:
+    client.infer("rows", inputs(feeds(2), binary=True))
+    lines = http.get("/metrics").text.splitlines()
+    found = {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
+    spent = {
+        kind: found[f'shardrun_rank_seconds{{in="{kind}",model="rows"}}'] for kind in ("run", "collectives")
+    }
+    assert spent["run"] > spent["collectives"] >= 0
+    assert found['shardrun_requests_total{model="rows",protocol="kserve",status="200"}'] >= 1
+
+
 def test_what_a_server_says_of_itself(client: Any) -> None:
     assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("rows")
     assert "binary_tensor_data" in client.get_server_metadata()["extensions"]
