@@ -10,6 +10,25 @@ import threading
 from typing import NoReturn
 
 
+class Exit:
+    """How this process ends, where that is decided before its exit handlers run. One per process."""
+
+    def __init__(self) -> None:
+        self._code: int | None = None
+
+    def decide(self, code: int) -> None:
+        """Whatever an exit handler finds, the process ends with this code."""
+        self._code = code
+
+    @property
+    def code(self) -> int:
+        """What a handler that ends the process at once ends it with; without a decision, as Python would."""
+        return int(getattr(sys, "last_type", None) is not None) if self._code is None else self._code
+
+
+EXIT = Exit()
+
+
 def leave(code: int = 0) -> NoReturn:
     """Ends the process: its threads are waited for and its exit handlers run, but nothing is taken apart.
 
@@ -22,6 +41,7 @@ def leave(code: int = 0) -> NoReturn:
 
 def end(code: int) -> NoReturn:
     """The same without waiting for threads: after a signal some may never come to their end."""
+    EXIT.decide(code)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(

@@ -55,6 +55,7 @@ class Crew:
         finally:
             atexit.unregister(self.job.close)
         self.requests = Requests(self.job, self._lost if most else None)
+        self.requests.check()  # since they were ready
         atexit.register(self.close)
 
     @property

@@ -25,6 +25,7 @@ from ranks.collectives.torch.protocols import Abortable, Device, Store
 from ranks.collectives.torch.store import LastWord, News, default_store, of_this_start, remote_store
 from ranks.common import forks
 from ranks.common.descriptors import close_all
+from ranks.common.leaving import EXIT
 from ranks.errors import CollectiveError
 from ranks.identity.binding import INTERFACES
 from ranks.identity.place import Identity
@@ -93,7 +94,7 @@ class Leaving:
                 for stream in (sys.stdout, sys.stderr):
                     with contextlib.suppress(OSError, ValueError, AttributeError):
                         stream.flush()
-                os._exit(int(getattr(sys, "last_type", None) is not None))
+                os._exit(EXIT.code)
 
 
 LEAVING = Leaving()

@@ -15,7 +15,9 @@ import pytest
 from launcher.common.restarts import HIGHEST, MOST, PAUSES, parse_restart, pause
 from launcher.errors import ConfigError, LaunchError, RankFailedError
 from launcher.group.answers import NoAnswers
+from launcher.group.halted import Seen
 from launcher.group.requests import PredictError, Requests
+from launcher.group.serving.crew import Crew
 from launcher.group.serving.flight import MOST_BYTES
 from launcher.group.serving.runs import RanksRun
 from launcher.starters import cause
@@ -43,6 +45,7 @@ class _Ranks:
     """A job of some ranks, which end a run as soon as they are told to, and answer else when told to."""
 
     patience = hang = None
+    seen = Seen()
 
     def __init__(self, world_size: int = 1) -> None:
         self.world_size = world_size
@@ -309,6 +312,82 @@ class _Again:
 
 
 DEATH = RankFailedError("rank 0 was killed", rank=0)
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_what_a_rank_said_before_it_was_lost_is_nothing_to_others(good: bool) -> None:
+    ranks, others, lost = _Ranks(2), _Ranks(2), list[Any]()
+    requests = Requests(cast(Any, ranks), lost.append)
+    future = requests.submit({"x": np.zeros(1)})
+    ranks.tell(1, wire.Kind.FAILED, 1, message="no memory")
+    ranks.fail(DEATH)
+    requests.attach(cast(Any, others))
+    assert others.requests() == [2]
+    if good:
+        others.result(2, 3)
+        assert value(future) == 3 and others.failure is None
+    else:
+        others.tell(0, wire.Kind.FAILED, 2, message="too long")
+        assert not future.done()
+        others.tell(1, wire.Kind.FAILED, 2, message="too long")
+        with pytest.raises(PredictError, match="too long"):
+            future.result(SECONDS)
+        assert others.failure is None and len(lost) == 1
+
+
+def test_what_is_asked_while_a_run_is_ended_is_sent() -> None:
+    ranks, futures = _Ranks(), list[Any]()
+    requests = Requests(cast(Any, ranks), [].append)  # whose `submit` leaves the sending to others
+    run = requests.run({}, {"session": 1, "run": {}}, 0)
+    ranks.tell(0, wire.Kind.RESULT, 1, stats=STATS, seconds=0.0)
+
+    class Asking(threading.Condition):
+        """While it is taken, another thread asks."""
+
+        def __enter__(self) -> bool:
+            if not futures:
+                asks = threading.Thread(target=lambda: futures.append(requests.submit({"x": np.zeros(1)})))
+                asks.start()
+                asks.join(SECONDS)
+            return super().__enter__()
+
+    ranks.changed = cast(Any, Asking())
+    requests.halt(run)
+    assert ranks.requests() == [1, 2]
+    ranks.result(2, 5)
+    assert value(futures[0]) == 5
+
+
+def test_other_ranks_are_looked_at_anew() -> None:
+    again, watches = _Again(), list[object]()
+    again.requests.submit({"x": np.zeros(1)})
+    again.ranks.look = watches.append  # type: ignore[method-assign]
+    again.requests.look()
+    again.ranks.fail(DEATH)
+    again.requests.look()
+    again.revive()
+    again.ranks.look = watches.append  # type: ignore[method-assign]
+    again.requests.look()
+    again.requests.look()
+    first, second, third = watches
+    assert first is not second and second is third
+
+
+def test_ranks_that_are_lost_before_anybody_can_be_told_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = _Ranks()
+
+    def wait_for(*given: object) -> None:
+        ranks.fail(DEATH)  # they were ready
+
+    monkeypatch.setattr(ranks, "wait_for", wait_for)
+    monkeypatch.setattr(ranks, "close", lambda: None, raising=False)
+    crew = Crew(lambda restarts: cast(Any, ranks), SECONDS)
+    try:
+        assert crew.state == "failed"
+        with pytest.raises(RankFailedError, match="rank 0 was killed"):
+            crew.requests.predict({}, {})
+    finally:
+        crew.close()
 
 
 def test_what_was_on_its_way_is_asked_again_and_one_by_one() -> None:
