@@ -29,7 +29,7 @@ from ranks.common.leaving import EXIT
 from ranks.errors import CollectiveError
 from ranks.identity.binding import INTERFACES
 from ranks.identity.place import Identity
-from ranks.talk.connect import connections, cut, tune_all_tcp
+from ranks.talk.connect import cut, timed_connections, tune_all_tcp
 from sharding.common.variables import set_for_a_while
 from sharding.importers import torch_import
 
@@ -152,11 +152,11 @@ class TorchGroups:
 
     @contextlib.contextmanager
     def _connecting(self) -> Iterator[None]:
-        """Notes the connections that Gloo makes meanwhile."""
-        before = connections() if self._backend == "gloo" else frozenset()
+        """Notes the connections that Gloo makes meanwhile, and none of other threads'."""
+        before = timed_connections() if self._backend == "gloo" else frozenset()
         yield
         if self._backend == "gloo":
-            self._connections |= connections() - before
+            self._connections |= timed_connections() - before
 
     def cut(self) -> None:
         """Ends Gloo's connections: it has no way to do so, and else they last as long as the process."""
