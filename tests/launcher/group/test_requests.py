@@ -390,6 +390,42 @@ def test_ranks_that_are_lost_before_anybody_can_be_told_are_noticed(monkeypatch:
         crew.close()
 
 
+def test_whatever_goes_wrong_with_a_restart_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = _Ranks()
+    ranks.ready = {0: {}}  # type: ignore[attr-defined]
+    crew = Crew(lambda restarts: cast(Any, ranks), SECONDS, most=1)
+    future = crew.requests.submit({"x": np.zeros(1)})
+    monkeypatch.setattr(ranks, "close", lambda: exec("raise OSError('no such process')"), raising=False)
+    ranks.fail(DEATH)
+    with pytest.raises(LaunchError, match="could not be started again: no such process"):
+        future.result(SECONDS)
+    monkeypatch.setattr(ranks, "close", lambda: None)
+    crew.close()
+
+
+def test_what_ranks_said_is_there_until_others_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Ranks, "close", lambda ranks: ranks.fail(LaunchError("closed")), raising=False)
+    first, second, ready = _Ranks(), _Ranks(), threading.Event()
+    second.wait_for = lambda *given: ready.wait(SECONDS)  # type: ignore[method-assign, assignment, return-value]
+    first.ready = {0: {}}  # type: ignore[attr-defined]
+    begun: list[int] = []
+
+    def begin(restarts: int) -> Any:
+        begun.append(restarts)
+        return second if restarts else first
+
+    crew = Crew(begin, SECONDS, most=1)
+    try:
+        first.fail(DEATH)
+        assert wait_until(lambda: begun == [0, 1], SECONDS)
+        assert crew.state == "restarting" and crew.job is cast(Any, first)
+        ready.set()
+        assert wait_until(lambda: crew.state == "ready", SECONDS) and crew.job is cast(Any, second)
+    finally:
+        crew.close()
+    assert str(second.failure) == "closed"
+
+
 def test_what_was_on_its_way_is_asked_again_and_one_by_one() -> None:
     """Of those that ranks died beside nobody knows which was the cause; what waited is not suspected."""
     again = _Again()
