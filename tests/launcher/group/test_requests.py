@@ -48,7 +48,7 @@ class _Ranks:
     seen = Seen()
 
     def __init__(self, world_size: int = 1) -> None:
-        self.world_size = world_size
+        self.world_size, self.ready = world_size, dict.fromkeys(range(world_size))
         self.failure: Any = None
         self.answers: Any = NoAnswers()
         self.changed = _Interrupting()
@@ -95,6 +95,9 @@ class _Ranks:
                 self.answers.lost(self, error)
 
     abort = fail
+
+    def close(self) -> None:
+        self.fail(LaunchError("closed"))
 
     def requests(self, kind: wire.Kind = wire.Kind.PREDICT) -> list[int]:
         """The numbers of the requests that rank 0 was sent."""
@@ -380,7 +383,6 @@ def test_ranks_that_are_lost_before_anybody_can_be_told_are_noticed(monkeypatch:
         ranks.fail(DEATH)  # they were ready
 
     monkeypatch.setattr(ranks, "wait_for", wait_for)
-    monkeypatch.setattr(ranks, "close", lambda: None, raising=False)
     crew = Crew(lambda restarts: cast(Any, ranks), SECONDS)
     try:
         assert crew.state == "failed"
@@ -392,22 +394,19 @@ def test_ranks_that_are_lost_before_anybody_can_be_told_are_noticed(monkeypatch:
 
 def test_whatever_goes_wrong_with_a_restart_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = _Ranks()
-    ranks.ready = {0: {}}  # type: ignore[attr-defined]
     crew = Crew(lambda restarts: cast(Any, ranks), SECONDS, most=1)
     future = crew.requests.submit({"x": np.zeros(1)})
-    monkeypatch.setattr(ranks, "close", lambda: exec("raise OSError('no such process')"), raising=False)
+    monkeypatch.setattr(ranks, "close", lambda: exec("raise OSError('no such process')"))
     ranks.fail(DEATH)
     with pytest.raises(LaunchError, match="could not be started again: no such process"):
         future.result(SECONDS)
-    monkeypatch.setattr(ranks, "close", lambda: None)
+    monkeypatch.undo()
     crew.close()
 
 
-def test_what_ranks_said_is_there_until_others_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Ranks, "close", lambda ranks: ranks.fail(LaunchError("closed")), raising=False)
+def test_what_ranks_said_is_there_until_others_are_ready() -> None:
     first, second, ready = _Ranks(), _Ranks(), threading.Event()
     second.wait_for = lambda *given: ready.wait(SECONDS)  # type: ignore[method-assign, assignment, return-value]
-    first.ready = {0: {}}  # type: ignore[attr-defined]
     begun: list[int] = []
 
     def begin(restarts: int) -> Any:
