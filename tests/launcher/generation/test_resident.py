@@ -289,3 +289,23 @@ def test_ranks_that_are_lost_are_not_taken_for_ranks_without_state(kind: type[Sh
 
     with pytest.raises(kind, match="they are lost"):
         program_of(cast(Any, Lost()))
+
+
+def test_new_ranks_are_begun_with_once(decoder: ResidentDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that find other ranks at the same time do not take each other's batch away."""
+    host, batch = decoder.host, cast(Any, object())
+
+    class Turn:
+        """While it is waited for, another thread begins with the new ranks."""
+
+        def __enter__(self) -> None:
+            decoder.host, decoder._batch = host, batch
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    decoder.host = cast(Any, None)
+    monkeypatch.setattr(decoder, "turn", Turn())
+    decoder.sequence()
+    assert decoder.host is host and decoder._batch is batch
+    decoder._batch = None
