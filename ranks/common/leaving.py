@@ -39,6 +39,7 @@ def leave(code: int = 0) -> NoReturn:
     Where a profiler or a debugger watches, the process ends as any other: only then they say what they found.
     """
     if _watched():
+        EXIT.decide(code)
         sys.exit(code)
     threading._shutdown()  # type: ignore[attr-defined]  # what Python itself does first
     end(code)
