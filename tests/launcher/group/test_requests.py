@@ -15,7 +15,6 @@ import pytest
 from launcher.common.restarts import HIGHEST, MOST, PAUSES, parse_restart, pause
 from launcher.errors import ConfigError, LaunchError, RankFailedError
 from launcher.group.answers import NoAnswers
-from launcher.group.halted import Seen
 from launcher.group.requests import PredictError, Requests
 from launcher.group.serving.crew import Crew
 from launcher.group.serving.flight import MOST_BYTES
@@ -44,8 +43,7 @@ class _Interrupting(threading.Condition):
 class _Ranks:
     """A job of some ranks, which end a run as soon as they are told to, and answer else when told to."""
 
-    patience = hang = None
-    seen = Seen()
+    patience = hang = seen = None
 
     def __init__(self, world_size: int = 1) -> None:
         self.world_size, self.ready = world_size, dict.fromkeys(range(world_size))

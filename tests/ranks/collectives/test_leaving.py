@@ -65,7 +65,9 @@ def test_its_exit_code_is_kept(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, script, "100", "code"], env=environment(), capture_output=True, text=True,
-        timeout=90, check=False,
+        [sys.executable, "-m", "launcher.cli", "exec", "--ranks", "2", "--launcher", "local", "--collectives",
+         "gloo", script, "100", "code"],
+        env=environment(), capture_output=True, text=True, timeout=90, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (3, "joined\n"), done.stderr
+    assert (done.returncode, done.stdout.count("joined")) == (3, 2), done.stderr
+    assert "exit code 3" in done.stderr
