@@ -52,9 +52,8 @@ class ResidentDecoder(StatefulDecoder):
 
     def __init__(self, first: Program, *others: Program | None, **said: Unpack[SaidOfDecoder]) -> None:
         super().__init__(first, *others, **said)
-        group = self.later.group
-        assert group is not None
-        self._group = group
+        assert self.later.group is not None
+        self._group = group = self.later.group
         self.host: Host = group.session_host
         self.cuts_logits = any(spec.name == LOGITS_FROM for spec in group.optional_inputs)
         self.turn = threading.RLock()
@@ -75,9 +74,10 @@ class ResidentDecoder(StatefulDecoder):
 
     def sequence(self, inputs: Arrays | None = None) -> Sequence:
         """A new sequence; the encoder runs here."""
-        if (host := self._group.session_host) is not self.host:  # of ranks that came for lost ones
+        if self._group.session_host is not self.host:  # of ranks that came for lost ones
             with self.turn:
-                self.host, self._batch, self._rows = host, None, []
+                if (host := self._group.session_host) is not self.host:  # still: no other thread's are there
+                    self.host, self._batch, self._rows = host, None, []
         given, state = ({}, {}) if self.encoder is None else self._encode(inputs or {})
         return ResidentSequence(self, given, state)
 

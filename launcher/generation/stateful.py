@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypedDict
 
 import numpy as np
 
-from launcher.errors import ConfigError, RankFailedError, ShardrunError
+from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.generation.decoder import Arrays, Ids, Logits, Sequence, step_each
 from launcher.generation.names import Names, find_states
 from launcher.generation.scoring import NOTHING, Wants, whole
@@ -84,7 +84,7 @@ def program_of(group: Ranks) -> Program:
 def _has_state(group: Ranks) -> bool:
     try:
         return bool(group.session_host.known.states)
-    except RankFailedError:
+    except (RankFailedError, LaunchError):
         raise
     except ShardrunError:  # recomputed, or carried along
         return False

@@ -84,6 +84,7 @@ class Watch:
         self._began = self._looked = time.monotonic()
         self._seconds: dict[int, float] = {}
         self._still = _Still()
+        self._received: dict[int, int] = {}
         self._told: set[int] = set()
 
     def look(self, peers: Iterable[Peer]) -> RankFailedError | None:
@@ -94,7 +95,11 @@ class Watch:
         peers = list(peers)
         found = self._seen.look(peers)
         halted = {peer.rank for peer in found}
-        silent = [peer for peer in peers if peer.asked and peer.rank not in halted]
+        # Who sends a large message over a slow network answers only after it.
+        received = {peer.rank: peer.stream.received for peer in peers}
+        sends = {rank for rank, count in received.items() if count > self._received.get(rank, count)}
+        self._received = received
+        silent = [peer for peer in peers if peer.asked and peer.rank not in halted | sends]
         self._seconds = {
             peer.rank: self._seconds.get(peer.rank, -passed) + passed for peer in (*found, *silent)
         }

@@ -72,8 +72,13 @@ class LedModel(ReadyModel):
                 self._host = _LedHost(self._leader, self._place, known)
         return self._host
 
+    @property
+    def ended(self) -> bool:
+        """Whether the ranks can be asked nothing more."""
+        return self._leader.ended
+
     def _check_open(self) -> None:
-        if self._leader.ended:
+        if self.ended:
             raise LaunchError("The ranks that this one led have ended: start the job anew.")
 
 

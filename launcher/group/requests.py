@@ -62,12 +62,10 @@ class Requests:
         """Why there are no ranks now."""
         self._last_cause: RankFailedError | LaunchError | None = None
         self._run: Asked | None = None
-        self._teller = Teller(self.look)
-        self._lookout = Lookout()
+        self._teller, self._lookout = Teller(self.look), Lookout()
         self.age = 0
         """How many other ranks there were before these."""
-        self.spent = Spent()
-        self.most_waiting = MOST_WAITING
+        self.spent, self.most_waiting = Spent(), MOST_WAITING
         self._job = job
         job.answers = self
 
@@ -136,15 +134,15 @@ class Requests:
     def halt(self, run: RanksRun) -> None:
         """Ends a run after the step that is under way, or before it was sent."""
         asked = run.asked
-        with held_back(), self._sending:
-            with run.job.changed, self._state:
-                if asked is not None and asked in self._waiting:
-                    self._waiting.remove(asked)
-                    run.end(0, None)
-                    return
-                halts = asked is self._run
-            if halts:
-                self._halt()
+        with held_back():
+            with self._sending:
+                with run.job.changed, self._state:
+                    if waits := asked is not None and asked in self._waiting:
+                        self._waiting.remove(asked)
+                        run.end(0, None)
+                if not waits and asked is self._run:
+                    self._halt()
+            self._pump()
 
     def extend(self, run: RanksRun, most: int) -> None:
         """Lets a run make so many steps, unless it has ended or another request ends it now."""
@@ -207,8 +205,10 @@ class Requests:
 
     def _pump(self) -> None:
         """Sends what waits, as far as there is room. Ctrl-C must be held back."""
-        while self._has_room():
-            if not self._sending.acquire(blocking=False):
+        while True:
+            with self._state:
+                fits = self._fits()
+            if not fits or not self._sending.acquire(blocking=False):
                 return  # whoever sends looks again afterwards
             try:
                 with self._state:
@@ -217,10 +217,6 @@ class Requests:
                     self._send(asked)
             finally:
                 self._sending.release()
-
-    def _has_room(self) -> bool:
-        with self._state:
-            return self._fits()
 
     def _fits(self) -> bool:
         """Whether the first one that waits may be sent. Holds ``_state``."""
@@ -321,7 +317,7 @@ class Requests:
             for other in range(job.world_size):
                 self._after.append(functools.partial(job.send, other, wire.Kind.RESUME, resume))
         elif len(asked.failed) == 1:
-            self._after.append(functools.partial(judge, job, asked, rank))
+            self._after.append(functools.partial(judge, job, asked, rank, fields))
 
     def _finish(self, asked: Asked, result: wire.Message | None, error: ShardrunError | None) -> None:
         """A request is answered, or never will be. Holds the job's ``changed`` and ``_state``."""
@@ -366,13 +362,17 @@ class Requests:
         """Other ranks are ready, in place of those that were lost: from now on they are asked."""
         with self._sending, job.changed:  # nobody is sending to the ranks before
             with self._state:
-                self._job, self.down = job, None
-                self.age += 1
-                self.spent.answered = 0
-                job.answers = self
+                self._job, self.down, job.answers = job, None, self
+                self.age, self.spent.answered = self.age + 1, 0
+                self._lookout.moved()
+            self.check()
+        self._pump()
+
+    def check(self) -> None:
+        """Notices that the ranks were lost before anybody was told of it."""
+        with (job := self._job).changed:
             if job.failure is not None:
                 self.lost(job, job.failure)
-        self._pump()
 
     def end(self, error: RankFailedError | LaunchError) -> None:
         """No other ranks come: all that waits for them fails."""

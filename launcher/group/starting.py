@@ -112,9 +112,13 @@ class StartedJob(Job):
             self._loaded[rank] = part
             self.changed.notify_all()
             whole = self._sum / _WHOLE, len(self._loaded)
-        if self._progress is not None:
-            with self._showing:
-                self._progress(*whole)
+        with self._showing:
+            if self._progress is not None:
+                try:
+                    self._progress(*whole)
+                except Exception:  # such as of a terminal that is gone: what the ranks say is still heard
+                    self._progress = None
+                    log.debug("it cannot be shown how far ranks have loaded", exc_info=True)
 
     def _hello(self, peer: Peer) -> None:
         if self._told:

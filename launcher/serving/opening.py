@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -30,6 +32,7 @@ from launcher.tasks.loading import start_group
 from sharding.slices.manifest import FILE_NAME as MANIFEST
 
 if TYPE_CHECKING:
+    from launcher.common.logs import Logs
     from launcher.generation.model import LanguageModel
     from launcher.generation.stateful import Program
     from launcher.group.group import Group
@@ -50,6 +53,12 @@ class Offer:
         options = self.options
         # The server starts ranks again by itself, for it answers meanwhile.
         job, again = replace(self.job, restart=NEVER), parse_restart(self.job.restart) > 0
+        starts = itertools.count()
+
+        def next_start() -> Job:
+            number = next(starts)
+            return with_logs(job, job.logs.of_one(f"restart-{number}")) if number else job
+
         if _generates(job, options):
             if options.max_batch_size > 1:
                 raise ConfigError(
@@ -61,13 +70,18 @@ class Offer:
                 limits,
                 metrics,
                 again,
-                open_model=lambda: language_model(job, options.texts),
+                open_model=lambda: language_model(next_start(), options.texts),
             )
         job.check()
         batching = Batching(options.max_batch_size, options.max_delay, lambda names: _dependent(job, names))
         return TensorModel(
-            self.name, limits, metrics, again, open_group=lambda: group_of(job), batching=batching
+            self.name, limits, metrics, again, open_group=lambda: group_of(next_start()), batching=batching
         )
+
+
+def with_logs(job: Job, logs: Logs) -> Job:
+    """The same with these log files: each start writes into a new folder."""
+    return replace(job, log_dir=logs.log_dir, tee=logs.tee)
 
 
 def _generates(job: Job, options: ModelOptions) -> bool:
@@ -94,14 +108,17 @@ def group_of(job: Job) -> Group:
 def language_model(job: Job, texts: Path | None) -> LanguageModel:
     """Starts the ranks of a language model."""
     assert job.model is not None
+    folder = read_folder(job.model, texts)
 
     @contextlib.contextmanager
     def started(path: Path) -> Iterator[Program]:
         own = replace(job, model=path, sums=job.sums or "auto")
+        if len(folder.parts) > 1:
+            own = with_logs(own, job.logs.of_one(folder.name_of(path)))
         with opened(own, world_size(own) or 1) as model, start_group(own, model) as group:
             yield program_of(group)
 
-    return assemble(read_folder(job.model, texts), started)
+    return assemble(folder, started)
 
 
 def _dependent(job: Job, names: Collection[str]) -> str | None:
@@ -180,5 +197,12 @@ def _listed(path: Path) -> Sequence[tuple[str, dict[str, object], dict[str, obje
 
 
 def repository_of(made: Sequence[Offer], limits: ServeLimits, metrics: Metrics) -> Repository:
-    """The models, none of which is started."""
-    return Repository({offer.name: offer.made(limits, metrics) for offer in made})
+    """The models, none of which is started. Those with one log folder have each a folder in it."""
+    alike = Counter(offer.job.log_dir for offer in made)
+    found = {}
+    for offer in made:
+        job = offer.job
+        if alike[job.log_dir] > 1:
+            job = with_logs(job, job.logs.of_one(offer.name))
+        found[offer.name] = replace(offer, job=job).made(limits, metrics)
+    return Repository(found)

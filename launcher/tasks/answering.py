@@ -161,7 +161,7 @@ def _answer_each(  # noqa: PLR0917 - what `answer_all` has
                 with _begin(model, prompt, task.options, inputs) as generation:
                     total.add(answering.show(generation, prompt))
                 break
-            except RankFailedError:
+            except (RankFailedError, LaunchError):
                 found = again() if tries == 1 else None
                 if found is None:
                     raise

@@ -163,9 +163,7 @@ class Batch:
         """Writes a file's outputs when they have come."""
         try:
             outputs = asked.future.result()
-        except LaunchError:
-            raise
-        except RankFailedError as error:
+        except (LaunchError, RankFailedError) as error:
             # Where ranks were started again, they have died beside this file twice.
             if self._asks.state in {"failed", "closed"}:
                 raise
@@ -205,13 +203,16 @@ def _source(path: str) -> str:
     return path if path.startswith(("/", "./")) else f"./{path}"
 
 
-class _InTurn:
+class InTurn:
     """A model that computes what it is asked before it gives the future."""
-
-    state: State = "ready"
 
     def __init__(self, model: LedModel) -> None:
         self._model = model
+
+    @property
+    def state(self) -> State:
+        """Nobody starts its ranks again."""
+        return "failed" if self._model.ended else "ready"
 
     def submit(self, feeds: Arrays) -> Future[Arrays]:
         future: Future[Arrays] = Future()
@@ -242,7 +243,7 @@ def files_rank(job: Job, identity: Identity, show: Show) -> None:
 
         def work(models: Sequence[LedModel]) -> None:
             assert listing is not None
-            _run(job, made, listing, _InTurn(models[0]), show, lambda: 0)
+            _run(job, made, listing, InTurn(models[0]), show, lambda: 0)
 
         lead(job, [made], identity, work, "run the files")
 

@@ -22,6 +22,7 @@ from sharding.common.text import parse_whole
 EXIT_ORPHANED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with this rank
 _CONNECT_SECONDS = 30
 _PR_SET_PDEATHSIG = 1
+_TIMEVAL_BYTES = 16
 
 
 class ControlError(ShardrunError):
@@ -78,13 +79,18 @@ def tune_all_tcp() -> None:
                 tune_tcp(own)
 
 
-def connections() -> frozenset[int]:
-    """The TCP connections of this process, by the numbers of their inodes."""
-    return frozenset(inode for inode, _ in _connections())
+def timed_connections() -> frozenset[int]:
+    """The TCP connections of this process whose time-outs are the kernel's (SO_RCVTIMEO), by the numbers of
+    their inodes: all of Gloo's are, and none that Python or most libraries make."""
+    return frozenset(inode for inode, own in _connections() if _is_timed(own))
+
+
+def _is_timed(sock: socket.socket) -> bool:
+    return any(sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL_BYTES))
 
 
 def cut(inodes: Collection[int]) -> None:
-    """Ends TCP connections of this process, by `connections`; both ends see it at once."""
+    """Ends TCP connections of this process, by `timed_connections`; both ends see it at once."""
     for inode, own in _connections():
         if inode in inodes:
             with contextlib.suppress(OSError):

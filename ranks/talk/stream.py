@@ -22,6 +22,8 @@ class Stream:
         self._buffer = bytearray(_BUFFERED)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
+        self.received = 0
+        """Bytes that have come so far, also of a message that has not come to its end."""
         self.deadline: float | None = None  # time.monotonic() by which a message must have come
         self._writer: area.Writer | None = None
         self._reader: area.Reader | None = None
@@ -86,10 +88,12 @@ class Stream:
             self.socket.settimeout(max(self.deadline - time.monotonic(), 1e-3))
         try:
             if self._reader is None:
-                return self.socket.recv_into(target)
-            count, descriptors = unix.receive_into(self.socket, target)
-            if descriptors:
-                self._reader.take(descriptors)
+                count = self.socket.recv_into(target)
+            else:
+                count, descriptors = unix.receive_into(self.socket, target)
+                if descriptors:
+                    self._reader.take(descriptors)
+            self.received += count
             return count
         except TimeoutError as error:
             if error.errno is not None:  # the kernel's, of a host that does not answer

@@ -45,7 +45,8 @@ class Crew:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._owner = os.getpid()
-        self.job = begin(0)
+        self.job = self._begun = begin(0)
+        """The ranks that are there, or were last; and those that were started last."""
         atexit.register(self.job.close)
         try:
             self._wait(self.job, progress)
@@ -55,6 +56,7 @@ class Crew:
         finally:
             atexit.unregister(self.job.close)
         self.requests = Requests(self.job, self._lost if most else None)
+        self.requests.check()  # since they were ready
         atexit.register(self.close)
 
     @property
@@ -75,7 +77,7 @@ class Crew:
         self._closing.set()
         self.requests.close()
         with self._lock:
-            job = self.job
+            job = self._begun
         job.close()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -101,6 +103,12 @@ class Crew:
             self.requests.end(cause.shortage(error))
 
     def _work(self, job: Job) -> None:
+        try:
+            self._start_again(job)
+        except Exception as error:  # else whoever waits for these ranks would wait for ever
+            self.requests.end(LaunchError(f"The ranks could not be started again: {error}"))
+
+    def _start_again(self, job: Job) -> None:
         failure = job.failure
         assert failure is not None
         if self.requests.spent.answered:
@@ -115,7 +123,7 @@ class Crew:
             try:
                 job = self._begin(self.restarts)
                 with self._lock:
-                    self.job = job
+                    self._begun = job
                 if self._closing.is_set():
                     job.close()
                 self._wait(job)
@@ -126,6 +134,7 @@ class Crew:
                 if not isinstance(error, ShardrunError):
                     failure = cause.shortage(error)
             else:
+                self.job = job
                 self.requests.attach(job)
                 return
         times = counted(self._in_row, "time")

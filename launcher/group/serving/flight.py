@@ -44,6 +44,7 @@ class Flight:
         self._number += 1
         asked.number, asked.slot = self._number, self._slots.pop(0)
         asked.tries += 1
+        asked.failed = {}  # what other ranks have said of it is nothing to these
         self._flying[asked.number] = asked
 
     def land(self, asked: Asked) -> None:

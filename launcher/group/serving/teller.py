@@ -58,7 +58,9 @@ class Teller:
             try:
                 item = self._told.get(timeout=LOOK_SECONDS if self._expected else None)
             except queue.Empty:
-                self._look()
+                # Whatever goes wrong with it, who waits for an answer is told it.
+                with contextlib.suppress(Exception):
+                    self._look()
                 continue
             if item is False:
                 return

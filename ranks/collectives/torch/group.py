@@ -25,10 +25,11 @@ from ranks.collectives.torch.protocols import Abortable, Device, Store
 from ranks.collectives.torch.store import LastWord, News, default_store, of_this_start, remote_store
 from ranks.common import forks
 from ranks.common.descriptors import close_all
+from ranks.common.leaving import EXIT
 from ranks.errors import CollectiveError
 from ranks.identity.binding import INTERFACES
 from ranks.identity.place import Identity
-from ranks.talk.connect import connections, cut, tune_all_tcp
+from ranks.talk.connect import cut, timed_connections, tune_all_tcp
 from sharding.common.variables import set_for_a_while
 from sharding.importers import torch_import
 
@@ -93,7 +94,7 @@ class Leaving:
                 for stream in (sys.stdout, sys.stderr):
                     with contextlib.suppress(OSError, ValueError, AttributeError):
                         stream.flush()
-                os._exit(int(getattr(sys, "last_type", None) is not None))
+                os._exit(EXIT.code)
 
 
 LEAVING = Leaving()
@@ -151,11 +152,11 @@ class TorchGroups:
 
     @contextlib.contextmanager
     def _connecting(self) -> Iterator[None]:
-        """Notes the connections that Gloo makes meanwhile."""
-        before = connections() if self._backend == "gloo" else frozenset()
+        """Notes the connections that Gloo makes meanwhile, and none of other threads'."""
+        before = timed_connections() if self._backend == "gloo" else frozenset()
         yield
         if self._backend == "gloo":
-            self._connections |= connections() - before
+            self._connections |= timed_connections() - before
 
     def cut(self) -> None:
         """Ends Gloo's connections: it has no way to do so, and else they last as long as the process."""

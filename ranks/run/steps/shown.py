@@ -80,8 +80,10 @@ class Asking:
         if report is None:
             return None
         if self._rows is None or wanted.ALSO in tensors or report != self._report:
-            self._report = None if wanted.ALSO in tensors else report
+            # What cannot be read leaves nothing behind, which the next message would be taken to ask for.
+            self._report, own = None, wanted.ALSO in tensors
             self._rows = Rows(wanted.Ask.of(report, tensors))
+            self._report = None if own else report
         return self._rows
 
 

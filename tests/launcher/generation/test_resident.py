@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
 import pytest
 
 from launcher import Group, start
-from launcher.errors import ConfigError, ShardrunError
+from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.generation.resident import ResidentDecoder, ResidentSequence, decoder_of
 from launcher.generation.stateful import Program, StatefulDecoder, program_of
 from tests.ranks.state_models import FORMS, HIDDEN, VOCABULARY, Plain
@@ -275,3 +275,37 @@ def test_a_graph_that_places_all_rows_alike_makes_no_batch(tmp_path: Path) -> No
         assert not decoder.batches
         pairs[0].rewind(2)
         together(decoder, pairs[:2])
+
+
+@pytest.mark.parametrize("kind", [RankFailedError, LaunchError])
+def test_ranks_that_are_lost_are_not_taken_for_ranks_without_state(kind: type[ShardrunError]) -> None:
+    class Lost:
+        inputs = outputs = optional_inputs = ()
+        predict = None
+
+        @property
+        def session_host(self) -> object:
+            raise kind("they are lost")
+
+    with pytest.raises(kind, match="they are lost"):
+        program_of(cast(Any, Lost()))
+
+
+def test_new_ranks_are_begun_with_once(decoder: ResidentDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that find other ranks at the same time do not take each other's batch away."""
+    host, batch = decoder.host, cast(Any, object())
+
+    class Turn:
+        """While it is waited for, another thread begins with the new ranks."""
+
+        def __enter__(self) -> None:
+            decoder.host, decoder._batch = host, batch
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    decoder.host = cast(Any, None)
+    monkeypatch.setattr(decoder, "turn", Turn())
+    decoder.sequence()
+    assert decoder.host is host and decoder._batch is batch
+    decoder._batch = None

@@ -171,6 +171,27 @@ def test_time_in_which_the_waiting_process_was_stopped_too_does_not_count(
         monkeypatch.undo()
 
 
+def test_a_rank_that_sends_for_long_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a slow network a large answer takes long, and the sign of life comes after it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        peer = Peer(0, "there", 1, Stream(ours), ready=True)
+        peer.asked = True
+        now = time.monotonic()
+        monkeypatch.setattr(halted.time, "monotonic", lambda: now)
+        watch = halted.Watch(limit=60.0)
+        for step in range(300):
+            now += 1.0
+            if step < 200:
+                theirs.send(b"piece")
+                peer.stream._receive_into(memoryview(bytearray(5)))
+            if (error := watch.look([peer])) is not None:
+                break
+        assert 255 < step < 265 and error is not None
+        assert str(error).startswith("rank 0 on host there has given no sign of life for 60 s")
+        monkeypatch.undo()
+
+
 def test_a_rank_that_mpirun_has_meanwhile_ended_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """mpirun continues and ends the others as soon as one rank fails, maybe before anybody looks again."""
     with socket.socket() as one, subprocess.Popen(["sleep", "600"]) as process:

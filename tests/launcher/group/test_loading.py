@@ -69,3 +69,19 @@ def test_a_script_shows_it_on_a_terminal(tmp_path: Path, terminal: bool) -> None
         os.close(ours)
     assert (process.returncode, out) == (0, b"said meanwhile\nsaid after\n"), shown
     assert (b"ranks load models" in shown and b"50%" in shown) if terminal else shown == b""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("error", [OSError("the terminal is gone"), ValueError("of a program's own")])
+def test_where_it_cannot_be_shown_the_ranks_go_on(tmp_path: Path, error: Exception) -> None:
+    script, told = tmp_path / "script.py", list[float]()
+    script.write_text(
+        "from ranks.common.progress import LOADING\nLOADING.report(1, 4)\nLOADING.report(4, 4)\n"
+    )
+
+    def show(done: float, total: float) -> None:
+        told.append(done)
+        raise error
+
+    run_program(["exec", str(script)], ranks=1, launcher="local", timeout=20, progress=show)
+    assert told == [0.25]

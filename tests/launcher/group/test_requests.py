@@ -16,6 +16,7 @@ from launcher.common.restarts import HIGHEST, MOST, PAUSES, parse_restart, pause
 from launcher.errors import ConfigError, LaunchError, RankFailedError
 from launcher.group.answers import NoAnswers
 from launcher.group.requests import PredictError, Requests
+from launcher.group.serving.crew import Crew
 from launcher.group.serving.flight import MOST_BYTES
 from launcher.group.serving.runs import RanksRun
 from launcher.starters import cause
@@ -45,7 +46,7 @@ class _Ranks:
     patience = hang = seen = None
 
     def __init__(self, world_size: int = 1) -> None:
-        self.world_size = world_size
+        self.world_size, self.ready = world_size, dict.fromkeys(range(world_size))
         self.failure: Any = None
         self.answers: Any = NoAnswers()
         self.changed = _Interrupting()
@@ -92,6 +93,9 @@ class _Ranks:
                 self.answers.lost(self, error)
 
     abort = fail
+
+    def close(self) -> None:
+        self.fail(LaunchError("closed"))
 
     def requests(self, kind: wire.Kind = wire.Kind.PREDICT) -> list[int]:
         """The numbers of the requests that rank 0 was sent."""
@@ -309,6 +313,114 @@ class _Again:
 
 
 DEATH = RankFailedError("rank 0 was killed", rank=0)
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_what_a_rank_said_before_it_was_lost_is_nothing_to_others(good: bool) -> None:
+    ranks, others, lost = _Ranks(2), _Ranks(2), list[Any]()
+    requests = Requests(cast(Any, ranks), lost.append)
+    future = requests.submit({"x": np.zeros(1)})
+    ranks.tell(1, wire.Kind.FAILED, 1, message="no memory")
+    ranks.fail(DEATH)
+    requests.attach(cast(Any, others))
+    assert others.requests() == [2]
+    if good:
+        others.result(2, 3)
+        assert value(future) == 3 and others.failure is None
+    else:
+        others.tell(0, wire.Kind.FAILED, 2, message="too long")
+        assert not future.done()
+        others.tell(1, wire.Kind.FAILED, 2, message="too long")
+        with pytest.raises(PredictError, match="too long"):
+            future.result(SECONDS)
+        assert others.failure is None and len(lost) == 1
+
+
+def test_what_is_asked_while_a_run_is_ended_is_sent() -> None:
+    ranks, futures = _Ranks(), list[Any]()
+    requests = Requests(cast(Any, ranks), [].append)  # whose `submit` leaves the sending to others
+    run = requests.run({}, {"session": 1, "run": {}}, 0)
+    ranks.tell(0, wire.Kind.RESULT, 1, stats=STATS, seconds=0.0)
+
+    class Asking(threading.Condition):
+        """While it is taken, another thread asks."""
+
+        def __enter__(self) -> bool:
+            if not futures:
+                asks = threading.Thread(target=lambda: futures.append(requests.submit({"x": np.zeros(1)})))
+                asks.start()
+                asks.join(SECONDS)
+            return super().__enter__()
+
+    ranks.changed = cast(Any, Asking())
+    requests.halt(run)
+    assert ranks.requests() == [1, 2]
+    ranks.result(2, 5)
+    assert value(futures[0]) == 5
+
+
+def test_other_ranks_are_looked_at_anew() -> None:
+    again, watches = _Again(), list[object]()
+    again.requests.submit({"x": np.zeros(1)})
+    again.ranks.look = watches.append  # type: ignore[method-assign]
+    again.requests.look()
+    again.ranks.fail(DEATH)
+    again.requests.look()
+    again.revive()
+    again.ranks.look = watches.append  # type: ignore[method-assign]
+    again.requests.look()
+    again.requests.look()
+    first, second, third = watches
+    assert first is not second and second is third
+
+
+def test_ranks_that_are_lost_before_anybody_can_be_told_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = _Ranks()
+
+    def wait_for(*given: object) -> None:
+        ranks.fail(DEATH)  # they were ready
+
+    monkeypatch.setattr(ranks, "wait_for", wait_for)
+    crew = Crew(lambda restarts: cast(Any, ranks), SECONDS)
+    try:
+        assert crew.state == "failed"
+        with pytest.raises(RankFailedError, match="rank 0 was killed"):
+            crew.requests.predict({}, {})
+    finally:
+        crew.close()
+
+
+def test_whatever_goes_wrong_with_a_restart_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = _Ranks()
+    crew = Crew(lambda restarts: cast(Any, ranks), SECONDS, most=1)
+    future = crew.requests.submit({"x": np.zeros(1)})
+    monkeypatch.setattr(ranks, "close", lambda: exec("raise OSError('no such process')"))
+    ranks.fail(DEATH)
+    with pytest.raises(LaunchError, match="could not be started again: no such process"):
+        future.result(SECONDS)
+    monkeypatch.undo()
+    crew.close()
+
+
+def test_what_ranks_said_is_there_until_others_are_ready() -> None:
+    first, second, ready = _Ranks(), _Ranks(), threading.Event()
+    second.wait_for = lambda *given: ready.wait(SECONDS)  # type: ignore[method-assign, assignment, return-value]
+    begun: list[int] = []
+
+    def begin(restarts: int) -> Any:
+        begun.append(restarts)
+        return second if restarts else first
+
+    crew = Crew(begin, SECONDS, most=1)
+    try:
+        first.fail(DEATH)
+        assert wait_until(lambda: begun == [0, 1], SECONDS)
+        assert crew.state == "restarting" and crew.job is cast(Any, first)
+        ready.set()
+        assert wait_until(lambda: crew.state == "ready", SECONDS) and crew.job is cast(Any, second)
+    finally:
+        crew.close()
+    assert str(second.failure) == "closed"
 
 
 def test_what_was_on_its_way_is_asked_again_and_one_by_one() -> None:

@@ -13,20 +13,20 @@ import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnxruntime
 import pytest
 
-from launcher.errors import ConfigError, RankFailedError
+from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.job.inputs import save_outputs
 from launcher.job.job import Job
 from launcher.job.model import Opened
 from launcher.job.options import FILES, flags_for_a_rank
 from launcher.tasks import pace as pace_module
 from launcher.tasks import results
-from launcher.tasks.batch import Batch
+from launcher.tasks.batch import Batch, InTurn
 from launcher.tasks.listing import Listing, listed
 from launcher.tasks.pace import Pace, duration
 from ranks.talk import area
@@ -302,8 +302,16 @@ def test_what_was_asked_before_a_bad_file_is_written(two_slices: Path, listing: 
     assert sorted(path.name for path in Path("out").iterdir()) == ["0000.npz", "0001.npz", "0002.npz"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [(RankFailedError, "rank 1 on host h was killed by SIGKILL."), (LaunchError, "mpirun ended by SIGKILL.")],
+)
 def test_lost_ranks_end_a_run_but_for_a_file_that_they_died_of(
-    two_slices: Path, listing: Listing, capsys: pytest.CaptureFixture[str]
+    two_slices: Path,
+    listing: Listing,
+    capsys: pytest.CaptureFixture[str],
+    kind: type[ShardrunError],
+    text: str,
 ) -> None:
     deaths = 0
 
@@ -311,19 +319,35 @@ def test_lost_ranks_end_a_run_but_for_a_file_that_they_died_of(
         nonlocal deaths
         if np.array_equal(asked["x"], feeds(4)["x"]):
             deaths += 1
-            raise RankFailedError("rank 1 on host h was killed by SIGKILL.")
+            raise kind(text)
         return answered(asked)
 
     batch = batch_of(two_slices, listing, keep_going=True, restart="on-failure")
     batch.run(_Ranks(dies))
     assert (batch.skipped, batch.pace.done) == (1, 11)
-    assert "skipped: data/0004.npz: rank 1 on host h was killed by SIGKILL." in capsys.readouterr().err
+    assert f"skipped: data/0004.npz: {text}" in capsys.readouterr().err
     ranks = _Ranks(dies)
     ranks.state = "failed"
     again = batch_of(two_slices, Listing(Path("out2"), listing.names, listing.roots), keep_going=True)
-    with pytest.raises(RankFailedError, match="SIGKILL"):
+    with pytest.raises(kind, match="SIGKILL"):
         again.run(ranks)
     assert again.pace.done == 4 and again.skipped == 0
+
+
+def test_ranks_that_something_else_started_are_lost_for_all_files(two_slices: Path, listing: Listing) -> None:
+    class Led:
+        ended = False
+
+        def predict(self, asked: Any) -> Any:
+            self.ended = self.ended or np.array_equal(asked["x"], feeds(4)["x"])
+            if self.ended:
+                raise RankFailedError("rank 1 on host h was lost")
+            return answered(asked)
+
+    batch = batch_of(two_slices, listing, keep_going=True)
+    with pytest.raises(RankFailedError, match="was lost"):
+        batch.run(InTurn(cast(Any, Led())))
+    assert batch.pace.done == 4 and batch.skipped == 0
 
 
 # From the command line.

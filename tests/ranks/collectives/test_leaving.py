@@ -40,6 +40,9 @@ group.join(collectives="gloo")
 print("joined")
 if sys.argv[2] == "leave":
     group.leave()
+if sys.argv[2] == "code":
+    from ranks.common.leaving import leave
+    leave(3)
 """
 
 
@@ -55,3 +58,16 @@ def test_it_ends_well(tmp_path: Path, seconds: float, how: str) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("joined") == 2
+
+
+def test_its_exit_code_is_kept(tmp_path: Path) -> None:
+    """That of a command which has failed, also where the end of its groups is not waited for."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.cli", "exec", "--ranks", "2", "--launcher", "local", "--collectives",
+         "gloo", script, "100", "code"],
+        env=environment(), capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.count("joined")) == (3, 2), done.stderr
+    assert "exit code 3" in done.stderr

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,6 +70,34 @@ def test_a_lost_rank_of_another_host(library: Library, call: str) -> None:
     ended(library, lambda: getattr(world, call)(torch.ones(3), *arguments), PeerLostError, lost)
     world.close()
     assert "abort all" in library.said and not any("destroy" in what for what in library.said)
+
+
+def test_only_the_group_s_own_connections_are_cut() -> None:
+    """Another thread may have connected to something of its own meanwhile."""
+    from torch.distributed import HashStore, ProcessGroupGloo
+
+    groups, meeting, made = (
+        torch_group.TorchGroups(torch.distributed, "gloo", 30.0),
+        HashStore(),
+        dict[int, Any](),
+    )
+
+    def join(rank: int) -> None:
+        options = ProcessGroupGloo._Options()
+        options._devices = [ProcessGroupGloo.create_device(interface="lo")]
+        options._timeout = timedelta(seconds=30)
+        made[rank] = ProcessGroupGloo(meeting, rank, 2, options)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with groups._connecting(), ThreadPoolExecutor(2) as pool:
+            ours, theirs = socket.create_connection(server.getsockname()), server.accept()[0]
+            list(pool.map(join, range(2)))
+        groups.cut()
+        with ours, theirs:
+            ours.sendall(b"x")
+            assert theirs.recv(1) == b"x"
+    with pytest.raises(RuntimeError, match=r"[Cc]onnection"):
+        made[0].allreduce([torch.ones(1)]).wait()
 
 
 def test_the_time_out_begins_when_this_rank_has_come(library: Library) -> None:

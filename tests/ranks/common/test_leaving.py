@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pstats
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +48,14 @@ def test_threads_exit_handlers_and_buffers_come_first() -> None:
 def test_after_a_signal_no_thread_is_waited_for() -> None:
     done = ended("end(9)")
     assert (done.returncode, done.stdout, done.stderr) == (9, "last line;exit handler\n", "")
+
+
+def test_a_profiler_tells_what_it_found(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("from ranks.common.leaving import leave\nleave(0)\n")
+    words = [sys.executable, "-m", "cProfile", "-o", "found", script]
+    subprocess.run(words, cwd=tmp_path, env=environment(), timeout=60, check=True)
+    assert pstats.Stats(str(tmp_path / "found")).total_calls > 0  # type: ignore[attr-defined]
 
 
 def test_streams_that_nobody_reads_are_no_error() -> None:

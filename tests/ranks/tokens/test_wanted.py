@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from ranks.run.steps.shown import Rows
+from ranks.run.steps.shown import Asking, Rows
 from ranks.tokens import sampling, wanted
 from ranks.tokens.chooser import Chooser
 from ranks.tokens.options import SamplingOptions
@@ -194,3 +194,14 @@ class FakeOne:
     """One rank, which has less than the whole vocabulary."""
 
     size, rank = 1, 0
+
+
+def test_what_cannot_be_read_is_not_taken_for_what_was_asked_before() -> None:
+    asking, tensors = Asking(), dict[str, Any]()
+    good, _ = Ask("logits", VOCABULARY, [Want(3)]).told()
+    rows = asking.rows({"asked": good}, tensors)
+    assert rows is not None and asking.rows({"asked": dict(good)}, tensors) is rows
+    for _ in range(2):
+        with pytest.raises(ValueError, match="unpack"):
+            asking.rows({"asked": {**good, "rows": [[3]]}}, tensors)
+    assert asking.rows({"asked": good}, tensors) is not None

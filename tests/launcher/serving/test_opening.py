@@ -1,0 +1,64 @@
+"""Models of a server: what each start of their ranks is given."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="what serving needs is not installed")
+
+from launcher.job.job import Job
+from launcher.serving import opening
+from launcher.serving.limits import ServeLimits
+from launcher.serving.metrics import Metrics
+from launcher.serving.opening import Offer, repository_of
+from launcher.serving.options import ModelOptions
+
+
+def folders(made: dict[str, Job], monkeypatch: pytest.MonkeyPatch) -> list[Path | None]:
+    """The log folders of each model's first starts."""
+    begun: list[Job] = []
+    monkeypatch.setattr(opening, "group_of", begun.append)
+    offers = [Offer(name, job, ModelOptions()) for name, job in made.items()]
+    for model in repository_of(offers, ServeLimits(), Metrics()).models.values():
+        for _ in range(3):
+            cast(Any, model).open_group()
+    return [job.log_dir for job in begun]
+
+
+def test_each_start_writes_into_a_folder_of_its_own(
+    two_slices: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that others have written into is refused: ranks that were lost would not come again."""
+    logs, job = Path("logs"), Job(model=two_slices, log_dir=Path("logs"), restart="on-failure")
+    assert folders({"one": job}, monkeypatch) == [logs, logs / "restart-1", logs / "restart-2"]
+    found = folders({"a": job, "b": job, "c": Job(model=two_slices)}, monkeypatch)
+    assert found[:2] == [logs / "a", logs / "a/restart-1"] and found[3] == logs / "b"
+    assert len(set(found[:6])) == 6 and found[6:] == [None] * 3
+
+
+def test_each_graph_of_a_language_model_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, begun = {"encoder": Path("e.onnx"), "decoder": Path("d.onnx")}, list[Path | None]()
+    folder = SimpleNamespace(parts=parts, name_of=lambda path: {"e": "encoder", "d": "decoder"}[path.stem])
+
+    @contextlib.contextmanager
+    def opened(job: Job, ranks: int) -> Any:
+        begun.append(job.log_dir)
+        yield None
+
+    def assemble(folder: Any, started: Any) -> None:
+        for path in folder.parts.values():
+            with started(path):
+                pass
+
+    monkeypatch.setattr(opening, "read_folder", lambda *given: folder)
+    monkeypatch.setattr(opening, "opened", opened)
+    monkeypatch.setattr(opening, "start_group", lambda *given: contextlib.nullcontext())
+    monkeypatch.setattr(opening, "program_of", lambda group: None)
+    monkeypatch.setattr(opening, "assemble", assemble)
+    opening.language_model(Job(model=Path("m"), log_dir=Path("logs")), None)
+    assert begun == [Path("logs/encoder"), Path("logs/decoder")]
