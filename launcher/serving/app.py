@@ -17,6 +17,7 @@ from launcher.serving.kserve.routes import routes as kserve_routes
 from launcher.serving.metrics import TYPE
 from launcher.serving.openai.routes import routes as openai_routes
 from launcher.serving.page import routes as page_routes
+from launcher.serving.tensor_model import TensorModel
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -45,6 +46,9 @@ def application(
 
 
 async def _metrics(call: Call) -> Response:
+    for model in call.context.repository.models.values():
+        if isinstance(model, TensorModel):
+            model.tell_spent()
     return Response(call.context.metrics.text(), media_type=TYPE)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 MOST_RESTARTS, CALM_SECONDS = 5, 60.0
 """A model whose ranks died more often than that, each time within so many seconds of the last, stays down."""
-_BACK_OFF = 0.5  # seconds before a second start in a row, doubled for each further one
+_BACK_OFF = 0.5  # seconds before a second start in a row, doubled for each further one, up to 32
 
 
 class State(Enum):
@@ -77,6 +78,10 @@ class Served(Model, Generic[R]):
     limits: ServeLimits
     metrics: Metrics
     again: bool = False
+    restarts: int | None = None
+    """Restarts in a row, each within `CALM_SECONDS` of the last; None: `MOST_RESTARTS`."""
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Is set while what `_start` starts is not wanted any more."""
     state: State = State.UNLOADED
     reason: str = ""
     numbers: Numbers = field(default_factory=Numbers)
@@ -107,29 +112,52 @@ class Served(Model, Generic[R]):
             )
         return self._ready
 
+    def _begin(self) -> None:
+        """The ranks are there."""
+
+    async def _end(self) -> None:
+        """They are about to end."""
+
     async def load(self) -> None:
         """Starts the ranks, if they are not there. Raises what starting raises."""
         async with self._changing:
             if self._ready is not None:
                 return
             self.state, self.reason = State.LOADING, ""
+            self.stopping.clear()
+            starting = asyncio.ensure_future(asyncio.to_thread(self._started))
             try:
-                self._ready = await asyncio.to_thread(self._start)
+                self._ready = await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                # The thread goes on: what it starts must not stay.
+                self.state = State.UNLOADED
+                self.stopping.set()
+                with contextlib.suppress(Exception):
+                    await self._bury(await starting)
+                raise
             except BaseException as error:
                 self.state, self.reason = State.FAILED, str(error)
                 raise
             self.state = State.READY
+            self._begin()
+
+    def _started(self) -> R:
+        ready = self._start()
+        if self.stopping.is_set():
+            self._stop(ready)
+            raise LaunchError(f"the model {self.name!r} was unloaded while it was loading")
+        return ready
 
     async def unload(self) -> None:
         """Ends the ranks."""
-        if self._restarting is not None:
-            self._restarting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._restarting
-            self._restarting = None
+        restarting, self._restarting = self._restarting, None
+        if restarting is not None:
+            restarting.cancel()
+            await asyncio.wait({restarting})
         async with self._changing:
             ready, self._ready = self._ready, None
             self.state = State.UNLOADED
+            await self._end()
             if ready is not None:
                 await asyncio.to_thread(self._stop, ready)
 
@@ -139,6 +167,8 @@ class Served(Model, Generic[R]):
             return  # another request has told already
         log.error("model %s: %s", self.name, error)
         self._ready = None
+        if self._restarting is not None:
+            self._restarting.cancel()  # one that somebody else was faster than
         if not self._may_start_again():
             self.state, self.reason = State.FAILED, str(error)
             self._restarting = asyncio.create_task(self._bury(what))
@@ -150,7 +180,8 @@ class Served(Model, Generic[R]):
         """Whether ranks that died now are to be started again; counts their death."""
         now = time.monotonic()
         self._deaths = [*(at for at in self._deaths if now - at < CALM_SECONDS), now]
-        return self.again and len(self._deaths) <= MOST_RESTARTS
+        most = MOST_RESTARTS if self.restarts is None else self.restarts
+        return self.again and len(self._deaths) <= most
 
     async def _bury(self, what: R) -> None:
         with contextlib.suppress(Exception):
@@ -160,7 +191,7 @@ class Served(Model, Generic[R]):
         await self._bury(what)
         while True:
             if (before := len(self._deaths) - 1) > 0:
-                await asyncio.sleep(_BACK_OFF * 2 ** (before - 1))
+                await asyncio.sleep(_BACK_OFF * 2 ** min(before - 1, 6))
             self.numbers.restarts += 1
             self.metrics.restarts.labels(self.name).inc()
             try:
