@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -71,7 +72,8 @@ class TextModel(Served[Speaking]):
         loop, came = asyncio.get_running_loop(), asyncio.Event()
 
         def told() -> None:
-            loop.call_soon_threadsafe(came.set)
+            with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
+                loop.call_soon_threadsafe(came.set)
 
         stream.follow(told)
         began = last = time.perf_counter()
@@ -109,7 +111,7 @@ class TextModel(Served[Speaking]):
             stream.cancel()
 
     def _note(self, error: Exception, ready: Speaking) -> None:
-        if is_loss(error):
+        if is_loss(error) or ready.engine.closed:  # it gives no more texts, whatever went wrong
             self.lost(error, ready)
 
 
