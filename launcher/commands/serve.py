@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 
@@ -106,8 +107,9 @@ def run(args: argparse.Namespace) -> int:
     names = ", ".join(repository.models)
 
     def ready(url: str) -> None:
-        say(f"serving {names} at {url}")
-        sys.stdout.flush()  # whoever waits for it may read a pipe
+        with contextlib.suppress(OSError):  # nobody reads it: clients are served all the same
+            say(f"serving {names} at {url}")
+            sys.stdout.flush()  # whoever waits for it may read a pipe
 
     server.serve(Context(repository, limits, metrics, tokens), listening, ready)
     return 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
+T = TypeVar("T")
 MOST_RESTARTS, CALM_SECONDS = 5, 60.0
 """A model whose ranks died more often than that, each time within so many seconds of the last, stays down."""
 _BACK_OFF = 0.5  # seconds before a second start in a row, doubled for each further one, up to 32
@@ -88,6 +91,7 @@ class Served(Model, Generic[R]):
     version: str = "1"
     _ready: R | None = None
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "shardrun start"))
     _deaths: list[float] = field(default_factory=list)
     _restarting: asyncio.Task[None] | None = None
 
@@ -125,7 +129,7 @@ class Served(Model, Generic[R]):
                 return
             self.state, self.reason = State.LOADING, ""
             self.stopping.clear()
-            starting = asyncio.ensure_future(asyncio.to_thread(self._started))
+            starting = self._apart(self._started)
             try:
                 self._ready = await asyncio.shield(starting)
             except asyncio.CancelledError:
@@ -140,6 +144,10 @@ class Served(Model, Generic[R]):
                 raise
             self.state = State.READY
             self._begin()
+
+    def _apart(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Has it done in the model's own thread: starts take minutes, and those of all requests are few."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _started(self) -> R:
         ready = self._start()
@@ -159,7 +167,7 @@ class Served(Model, Generic[R]):
             self.state = State.UNLOADED
             await self._end()
             if ready is not None:
-                await asyncio.to_thread(self._stop, ready)
+                await self._apart(functools.partial(self._stop, ready))
 
     def lost(self, error: BaseException, what: R) -> None:
         """The ranks ``what`` have failed: they are started again, or the model has failed."""
@@ -185,7 +193,7 @@ class Served(Model, Generic[R]):
 
     async def _bury(self, what: R) -> None:
         with contextlib.suppress(Exception):
-            await asyncio.to_thread(self._stop, what)
+            await self._apart(functools.partial(self._stop, what))
 
     async def _restart(self, what: R) -> None:
         await self._bury(what)
