@@ -94,7 +94,7 @@ def read_question(data: bytes, header: str | None, specs: Sequence[TensorSpec]) 
         raise bad(f"the body has {len(rest)} bytes more than its tensors take")
     parameters = field_of(body, "parameters", dict) or {}
     binary = bool(field_of(parameters, "binary_data_output", bool, "parameters."))
-    wanted = []
+    wanted: list[Wanted] = []
     for number, item in enumerate(field_of(body, "outputs", list) or []):
         where = f"outputs[{number}]."
         if not isinstance(item, dict):
@@ -156,7 +156,8 @@ def _from_json(
             raise ValueError("a value is no text" if dtype == OBJECT else f"values are {found}")
         if dtype.kind in "iu" and values:
             bounds = np.iinfo(dtype)
-            if min(values) < bounds.min or max(values) > bounds.max:  # type: ignore[type-var]
+            whole = cast("list[int]", values)
+            if min(whole) < bounds.min or max(whole) > bounds.max:
                 raise ValueError(f"a value is outside {bounds.min} to {bounds.max}")
         with np.errstate(over="ignore"):
             flat = np.array(values, np.float64 if dtype.kind in "fV" else dtype).astype(dtype, copy=False)

@@ -173,7 +173,9 @@ def test_connections_that_stop_after_a_request_are_dropped(monkeypatch: pytest.M
         host, port = found.address.split(":")
         with socket.create_connection((host, int(port))) as slow:
             slow.settimeout(30)
-            slow.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP/1.1\r\nHo")
+            slow.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert b"200" in slow.recv(1000)
+            slow.sendall(b"GET / HTTP/1.1\r\nHo")
             with pytest.raises(ConnectionResetError):
                 while slow.recv(1000):
                     pass

@@ -107,7 +107,6 @@ def test_one_model_that_cannot_be_served_ends_all(rows: Path, tmp_path: Path) ->
         (["--host", ""], "--host: expected an address"),
         (["--host", "a" * 80], "this address cannot be used"),
         (["--tls-certificate", "no.pem", "--tls-key", "no.pem"], "--tls-certificate no.pem"),
-        (["--restart", "on-failure:0"], "restart: expected"),
         (["--token-file", "no-such"], "--token-file no-such"),
     ],
 )

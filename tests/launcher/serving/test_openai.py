@@ -181,7 +181,8 @@ def test_models(client: openai.OpenAI) -> None:
 )
 def test_wrong_requests(server: Running, asked: dict[str, Any], said: str) -> None:
     url = f"{server.url}/v1/completions"
-    answer = httpx.post(url, json={"model": "tiny", "prompt": "x", "max_tokens": 2, **asked}, timeout=60)
+    sent = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 2, **asked})
+    answer = httpx.post(url, content=sent, timeout=60)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert said in error["message"] and error["type"] == "invalid_request_error"
