@@ -4,6 +4,7 @@ no ranks stay."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -184,6 +185,31 @@ def test_connections_that_stop_after_a_request_are_dropped(monkeypatch: pytest.M
                 while slow.recv(1000):
                     pass
                 raise ConnectionResetError
+
+
+class Long(Played):
+    """Ranks that answer with 32 MB."""
+
+    def predict(self, feeds: Any) -> Any:
+        return {"y": np.zeros(1 << 23, np.float32)}
+
+
+def test_who_takes_nothing_of_an_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.1)
+    sent = json.dumps({**ask(1), "parameters": {"binary_data_output": True}}).encode()
+    with played(Long, idle=1.0) as (found, _, model):
+        host, port = found.address.split(":")
+        with socket.create_connection((host, int(port))) as stuck:
+            stuck.settimeout(30)
+            head = f"POST {URL} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(sent)}\r\n\r\n"
+            stuck.sendall(head.encode() + sent)
+            until(lambda: model.numbers.succeeded == 1)
+            time.sleep(4)
+            taken = 0
+            with contextlib.suppress(ConnectionResetError):
+                while piece := stuck.recv(1 << 20):
+                    taken += len(piece)
+            assert taken < 1 << 25
 
 
 def test_bodies_under_way_are_bounded_together() -> None:

@@ -71,7 +71,7 @@ def test_answers_are_those_of_onnx_runtime(client: Any, plain: Any, binary: bool
 
 
 def test_many_at_once_each_get_their_own_answer(client: Any, plain: Any, server: Running) -> None:
-    asked = [feeds(1 + seed % 3, seed) for seed in range(40)]
+    asked = [feeds(seed % 4, seed) for seed in range(40)]
     waiting = [client.async_infer("rows", inputs(arrays, binary=True)) for arrays in asked]
     for arrays, answer in zip(asked, waiting, strict=True):
         expected = plain.run(["y"], arrays)[0]

@@ -3,6 +3,7 @@ chosen, and once with real ones."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 import launcher
@@ -22,6 +24,7 @@ from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.models import State
 from launcher.serving.tensor_model import TensorModel
+from launcher.serving.text_model import TextModel
 from tests.launcher.serving.playing import URL, Gate, Played, ask, played, until
 from tests.launcher.serving.running import running
 
@@ -211,3 +214,27 @@ def test_real_ranks_come_back(rows: Path, soon: None) -> None:
             assert client.post(url, json=body).json() == expected
             until(lambda: model.state is State.READY)
     assert model.numbers.restarts == 2 and model.numbers.failed == 0
+
+
+def test_ranks_of_texts_come_back(texts: Path, soon: None) -> None:
+    limits, metrics = ServeLimits(), Metrics()
+    model = TextModel(
+        "tiny", limits, metrics, True,
+        open_model=lambda: launcher.load_language_model(texts, ranks=2, launcher="local", threads=1),
+    )  # fmt: skip
+    ask_for: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 20, "temperature": 0}
+    before = {child.pid for child in psutil.Process().children()}
+    with running(model, limits=limits, metrics=metrics) as found, httpx.Client(timeout=60) as client:
+        ranks = [child.pid for child in psutil.Process().children() if child.pid not in before]
+        url = f"{found.url}/v1/completions"
+        expected = client.post(url, json=ask_for).json()["choices"]
+        long = {**ask_for, "prompt": ["hello"] * 40, "max_tokens": 80, "stream": True, "ignore_eos": True}
+        with client.stream("POST", url, json=long) as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: {")
+            os.kill(ranks[-1], signal.SIGKILL)
+            told = [line for line in lines if line.startswith("data: ")]
+        error = json.loads(told[-1].removeprefix("data: "))["error"]
+        assert error["type"] == "server_error" and "killed" not in error["message"]
+        until(lambda: model.state is State.READY and model.numbers.restarts == 1)
+        assert client.post(url, json=ask_for).json()["choices"] == expected
