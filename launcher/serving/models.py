@@ -30,6 +30,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 MOST_RESTARTS, CALM_SECONDS = 5, 60.0
 """A model whose ranks died more often than that, each time within so many seconds of the last, stays down."""
+_LOOK_SECONDS = 1.0
 _BACK_OFF = 0.5  # seconds before a second start in a row, doubled for each further one, up to 32
 
 
@@ -70,6 +71,10 @@ class Model(ABC):
     @abstractmethod
     async def unload(self) -> None:
         """Ends the ranks."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """Notes ranks that have died while nobody asked them."""
 
 
 @dataclass
@@ -169,6 +174,15 @@ class Served(Model, Generic[R]):
             if ready is not None:
                 await self._apart(functools.partial(self._stop, ready))
 
+    @abstractmethod
+    def _gone(self, ready: R) -> bool:
+        """Whether the ranks have died."""
+
+    def look(self) -> None:
+        """Notes ranks that have died while nobody asked them."""
+        if self._ready is not None and self._gone(self._ready):
+            self.lost(LaunchError("its ranks have ended while nobody asked them"), self._ready)
+
     def lost(self, error: BaseException, what: R) -> None:
         """The ranks ``what`` have failed: they are started again, or the model has failed."""
         if self._ready is not what:
@@ -252,6 +266,13 @@ class Repository:
             await model.load()
             if told is not None:
                 await told(model)
+
+    async def watch(self) -> None:
+        """Looks after all models, for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for model in self.models.values():
+                model.look()
 
     async def close(self) -> None:
         """Ends all ranks."""

@@ -65,9 +65,11 @@ class Offer:
                     f"{job.model}: --max-batch-size is for models of tensors: texts are always joined"
                 )
             _check_folder(job, options.texts)
+            groups: list[Group] = []
             return TextModel(
                 self.name, limits, metrics, again, restarts, stopping,
-                open_model=lambda: language_model(job, options.texts, unless_stopped),
+                open_model=lambda: language_model(job, options.texts, unless_stopped, groups),
+                ended=lambda: any(group.state == "failed" for group in groups),
             )  # fmt: skip
         job.check()
         batching = Batching(options.max_batch_size, options.max_delay, lambda names: _dependent(job, names))
@@ -98,14 +100,20 @@ def group_of(job: Job, progress: Progress | None = None) -> Group:
         return start_group(job, model, progress)
 
 
-def language_model(job: Job, texts: Path | None, progress: Progress | None = None) -> LanguageModel:
-    """Starts the ranks of a language model. ``progress``: may end the start by raising."""
+def language_model(
+    job: Job, texts: Path | None, progress: Progress | None = None, groups: list[Group] | None = None
+) -> LanguageModel:
+    """Starts the ranks of a language model. ``progress``: may end the start by raising; ``groups``: will hold
+    what was started."""
     assert job.model is not None
+    groups = [] if groups is None else groups
+    groups.clear()
 
     @contextlib.contextmanager
     def started(path: Path) -> Iterator[Program]:
         own = replace(job, model=path, sums=job.sums or "auto")
         with opened(own, world_size(own) or 1) as model, start_group(own, model, progress) as group:
+            groups.append(group)
             yield program_of(group)
 
     return assemble(read_folder(job.model, texts), started)

@@ -211,7 +211,8 @@ def serving(
                 failed.append(error)
                 server.should_exit = True
 
-        tasks = [asyncio.create_task(load()), asyncio.create_task(server.watch())]
+        works = (load(), server.watch(), context.repository.watch())
+        tasks = [asyncio.create_task(work) for work in works]
         try:
             yield
         finally:

@@ -60,6 +60,9 @@ class TensorModel(Served["Group"]):
     def _stop(self, ready: Group) -> None:
         ready.close()
 
+    def _gone(self, ready: Group) -> bool:
+        return ready.state == "failed"
+
     def _begin(self) -> None:
         if self._worker is None:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="shardrun serve")

@@ -32,9 +32,11 @@ class Speaking:
 
 @dataclass
 class TextModel(Served[Speaking]):
-    """A language model behind its engine. ``open_model``: starts it."""
+    """A language model behind its engine. ``open_model``: starts it; ``ended``: whether ranks of it have died
+    since."""
 
     open_model: Callable[[], LanguageModel] = field(kw_only=True)
+    ended: Callable[[], bool] = field(default=lambda: False, kw_only=True)
     created: int = field(default_factory=lambda: int(time.time()), kw_only=True)
 
     def _start(self) -> Speaking:
@@ -51,6 +53,9 @@ class TextModel(Served[Speaking]):
             ready.engine.close()
         finally:
             ready.model.close()
+
+    def _gone(self, ready: Speaking) -> bool:
+        return ready.engine.closed or self.ended()
 
     async def submit(
         self, prompt: str | list[int], options: GenerateOptions, *, special: bool = True

@@ -34,6 +34,7 @@ class Played:
     outputs: list[TensorSpec] = field(default_factory=lambda: [TensorSpec("y", SPEC.dtype, SPEC.shape)])
     stats: list[Any] = field(default_factory=list)
     closed: int = 0
+    state: str = "ready"
     run_seconds = communication_seconds = segment_seconds = 0.0
 
     def _tensors(self, feeds: Any) -> Any:

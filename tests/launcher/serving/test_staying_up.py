@@ -23,6 +23,7 @@ from launcher.serving.access import Tokens
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.models import State
+from launcher.serving.opening import offers
 from launcher.serving.tensor_model import TensorModel
 from launcher.serving.text_model import TextModel
 from tests.launcher.serving.playing import URL, Gate, Played, ask, played, until
@@ -238,3 +239,36 @@ def test_ranks_of_texts_come_back(texts: Path, soon: None) -> None:
         assert error["type"] == "server_error" and "killed" not in error["message"]
         until(lambda: model.state is State.READY and model.numbers.restarts == 1)
         assert client.post(url, json=ask_for).json()["choices"] == expected
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_deaths_are_noted_while_nobody_asks(soon: None, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_LOOK_SECONDS", 0.01)
+    groups: list[Played] = []
+
+    def open_group() -> Played:
+        groups.append(Played())
+        return groups[-1]
+
+    with played(open_group, again=again) as (_, client, model):
+        groups[0].state = "failed"
+        wanted = State.READY if again else State.FAILED
+        until(lambda: model.state is wanted and model.numbers.restarts == int(again))
+        until(lambda: groups[0].closed == 1)
+        assert client.get("/v2/health/ready").status_code == (200 if again else 503)
+        assert len(groups) == 1 + again
+
+
+def test_real_deaths_are_noted_while_nobody_asks(texts: Path, rows: Path, soon: None) -> None:
+    metrics = Metrics()
+    found = [
+        offer.made(ServeLimits(), metrics)
+        for path in (texts, rows)
+        for offer in offers({"model": path, "ranks": 1, "restart": "on-failure:2"}, None, None)
+    ]
+    before = {child.pid for child in psutil.Process().children()}
+    with running(*found, metrics=metrics):
+        for child in psutil.Process().children():
+            if child.pid not in before and "rank" in " ".join(child.cmdline()):
+                child.kill()
+        until(lambda: all(model.numbers.restarts == 1 and model.state is State.READY for model in found))
