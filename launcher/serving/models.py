@@ -49,6 +49,8 @@ class Numbers:
 
     succeeded: int = 0
     failed: int = 0
+    runs: int = 0
+    """Of the ranks: fewer than requests, where these are joined."""
     waiting_ns: int = 0
     computing_ns: int = 0
     restarts: int = 0

@@ -168,6 +168,7 @@ class TensorModel(Served["Group"]):
             await self._failed(batch, group, error)
             return
         spent = time.monotonic_ns() - began
+        self.numbers.runs += 1
         self.metrics.batches.labels(self.name).observe(batch.rows)
         for request, own in zip(batch.requests, answers, strict=True):
             self.numbers.succeeded += 1

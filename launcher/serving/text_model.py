@@ -111,6 +111,7 @@ class TextModel(Served[Speaking]):
                     last = now
                 yield event
             self.numbers.succeeded += 1
+            self.numbers.runs += 1
             self.numbers.last = time.time()
         finally:
             stream.cancel()

@@ -169,7 +169,7 @@ def _numbers(model: Model) -> dict[str, object]:
 
     return {
         "name": model.name, "version": model.version, "last_inference": int(own.last * 1000),
-        "inference_count": count, "execution_count": count,
+        "inference_count": count, "execution_count": own.runs,
         "inference_stats": {
             "success": spent(count, own.waiting_ns + own.computing_ns), "fail": spent(own.failed, 0),
             "queue": spent(count, own.waiting_ns), "compute_infer": spent(count, own.computing_ns),
