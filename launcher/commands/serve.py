@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 from pathlib import Path
 
 from launcher.commands.options import ABSENT, add_described, add_groups, whole
@@ -103,7 +105,11 @@ def run(args: argparse.Namespace) -> int:
         client_log()
     listening = server.Listening(args.host, args.port, args.tls_certificate, args.tls_key, args.tls_clients)
     names = ", ".join(repository.models)
-    server.serve(
-        Context(repository, limits, metrics, tokens), listening, lambda url: say(f"serving {names} at {url}")
-    )
+
+    def ready(url: str) -> None:
+        with contextlib.suppress(OSError):  # nobody reads it: clients are served all the same
+            say(f"serving {names} at {url}")
+            sys.stdout.flush()  # whoever waits for it may read a pipe
+
+    server.serve(Context(repository, limits, metrics, tokens), listening, ready)
     return 0

@@ -137,6 +137,11 @@ class Engine:
             self._changed.notify_all()
         return stream
 
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more requests: it was closed, or has failed."""
+        return self._closing
+
     def close(self) -> None:
         """Ends all requests, and the thread. Safe to call twice."""
         with self._changed:

@@ -27,10 +27,9 @@ class Tokens:
         """Raises `RefusalError` for a request without one; wrong tokens take as long as right ones."""
         if not self.known:
             return
-        scheme, _, token = (authorization or "").partition(" ")
-        given = token.strip().encode("utf-8", "surrogateescape")
+        scheme, given = _parts(authorization or "")
         matches = [hmac.compare_digest(given, one) for one in self.known]
-        if scheme.lower() != "bearer" or not any(matches):
+        if scheme != "bearer" or not any(matches):
             raise RefusalError(
                 HTTPStatus.UNAUTHORIZED, "a token is needed: send the header Authorization: Bearer TOKEN"
             )
@@ -59,11 +58,22 @@ def read_tokens(path: Path) -> Tokens:
     return Tokens(tokens)
 
 
+def _parts(authorization: str) -> tuple[str, bytes]:
+    """Scheme and token of the header, whose bytes came as Latin-1."""
+    scheme, _, token = authorization.partition(" ")
+    return scheme.lower(), token.strip().encode("latin-1", "replace")
+
+
 def client_of(authorization: str | None, host: str) -> str:
-    """What tells clients apart: their token, else their address."""
-    return (
-        host if authorization is None else sha256(authorization.encode("utf-8", "replace")).hexdigest()[:12]
-    )
+    """What tells clients apart: their token, however its header is written, else their address."""
+    return host if authorization is None else sha256(_parts(authorization)[1]).hexdigest()[:12]
+
+
+def check_site(method: str, site: str | None) -> None:
+    """Raises `RefusalError` for what a page of another site has a browser ask; ``site``: the header
+    Sec-Fetch-Site."""
+    if method == "POST" and site == "cross-site":
+        raise RefusalError(HTTPStatus.FORBIDDEN, "pages of other sites may not ask this server")
 
 
 def client_log() -> None:

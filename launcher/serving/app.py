@@ -15,7 +15,6 @@ from starlette.routing import Route
 from launcher.serving.context import Call, Context, Frame, json_response
 from launcher.serving.kserve.routes import routes as kserve_routes
 from launcher.serving.metrics import TYPE
-from launcher.serving.models import State
 from launcher.serving.openai.routes import routes as openai_routes
 from launcher.serving.page import routes as page_routes
 from launcher.serving.tensor_model import TensorModel
@@ -48,10 +47,8 @@ def application(
 
 async def _metrics(call: Call) -> Response:
     for model in call.context.repository.models.values():
-        if isinstance(model, TensorModel) and model.state is State.READY:
-            group, busy = model.ready, call.context.metrics.busy
-            busy.labels(model.name, "run").set(group.run_seconds)
-            busy.labels(model.name, "collectives").set(group.communication_seconds)
+        if isinstance(model, TensorModel):
+            model.tell_spent()
     return Response(call.context.metrics.text(), media_type=TYPE)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from launcher.errors import ConfigError
+from launcher.group.requests import PredictError
 from launcher.serving.fair_queue import FairQueue
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ F = TypeVar("F", bound=Fed)
 class Batch(Generic[F]):
     """Requests that are computed in one run."""
 
-    requests: Sequence[F]
+    requests: list[F]
 
     def drop(self, gone: Callable[[F], bool]) -> None:
         """Leaves those out that nobody waits for any more."""
@@ -53,9 +54,14 @@ class Batch(Generic[F]):
         }
 
     def split(self, outputs: Mapping[str, Array]) -> list[Mapping[str, Array]]:
-        """The outputs of each."""
+        """The outputs of each. Raises `PredictError` for outputs that have not one row for each."""
         if len(self.requests) == 1:
             return [outputs]
+        for name, value in outputs.items():
+            if np.shape(value)[:1] != (self.rows,):
+                raise PredictError(
+                    f"the output {name!r} of {self.rows} rows has the shape {list(np.shape(value))}"
+                )
         ends = np.cumsum([rows_of(request) for request in self.requests])[:-1]
         parts = {name: np.split(value, ends) for name, value in outputs.items()}
         return [{name: part[at] for name, part in parts.items()} for at in range(len(self.requests))]
@@ -105,24 +111,23 @@ class Batching:
         if (why := self.dependent([spec.name for spec in specs])) is not None:
             raise ConfigError(f"--max-batch-size: requests cannot be joined, for {why}")
 
-    async def gather(self, first: F, queue: FairQueue[F]) -> Batch[F]:
-        """The first request with others that fit it."""
-        found, kind = [first], _kind(first) if self.rows > 1 else None
+    async def fill(self, batch: Batch[F], queue: FairQueue[F]) -> None:
+        """Adds requests that fit the first of the batch."""
+        kind = _kind(batch.requests[0]) if self.rows > 1 else None
         if kind is None:
-            return Batch(found)
-        count, until = rows_of(first), time.monotonic() + self.seconds
+            return
+        count, until = batch.rows, time.monotonic() + self.seconds
         while count < self.rows:
             room = self.rows - count
             more = queue.take_if(functools.partial(_fits, kind, room))
             if more is not None:
-                found.append(more)
+                batch.requests.append(more)
                 count += rows_of(more)
                 continue
             left = until - time.monotonic()
             if left <= 0 or len(queue):  # who is next does not fit
                 break
             await asyncio.sleep(min(left, 0.0005))
-        return Batch(found)
 
 
 class _Specs(Protocol):

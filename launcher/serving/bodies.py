@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+import math
+import re
+import zlib
+from collections.abc import AsyncIterator, Callable, Mapping
 from http import HTTPStatus
 from typing import TypeVar, cast
 
@@ -16,18 +19,50 @@ _KINDS: Mapping[type, str] = {
 }  # fmt: skip
 
 
-async def read_body(chunks: AsyncIterator[bytes], most: int, declared: str | None) -> bytes:
-    """A body of at most ``most`` bytes. Raises `RefusalError` for a longer one, before it is read where its
-    length is declared."""
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_PACKED = {"gzip", "x-gzip", "deflate"}
+
+
+async def read_body(
+    chunks: AsyncIterator[bytes],
+    most: int,
+    declared: str | None,
+    encoding: str | None = None,
+    hold: Callable[[int], None] = lambda size: None,
+) -> bytes:
+    """A body of at most ``most`` bytes, unpacked where its ``encoding`` says so. ``hold``: is told of its
+    bytes as they come. Raises `RefusalError` for a longer one, before it is read where its length is
+    declared."""
     if declared is not None and declared.isdecimal() and int(declared) > most:
         raise _too_large(most, declared)
-    parts, size = [], 0
+    parts, size, unpacking = [], 0, _unpacking(encoding)
     async for chunk in chunks:
-        size += len(chunk)
+        part = chunk
+        if unpacking is not None:
+            try:
+                part = unpacking.decompress(chunk, most + 1 - size)
+            except zlib.error:
+                raise bad(f"the body is not what Content-Encoding says: {said(encoding)}") from None
+        size += len(part)
         if size > most:
             raise _too_large(most, "more")
-        parts.append(chunk)
+        hold(len(part))
+        parts.append(part)
+    if unpacking is not None and (not unpacking.eof or unpacking.unused_data):
+        raise bad(f"the body is not what Content-Encoding says: {said(encoding)}, once and whole")
     return b"".join(parts)
+
+
+def _unpacking(encoding: str | None) -> zlib._Decompress | None:
+    name = (encoding or "identity").strip().lower()
+    if name in _PACKED:
+        return zlib.decompressobj(zlib.MAX_WBITS | 32)  # of gzip's form or zlib's
+    if name not in {"", "identity"}:
+        raise RefusalError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"Content-Encoding: expected gzip, deflate or none, found {said(encoding)}",
+        )
+    return None
 
 
 def _too_large(most: int, found: str) -> RefusalError:
@@ -44,7 +79,9 @@ def _reject(text: str) -> None:
 def object_of(data: bytes) -> dict[str, object]:
     """The JSON object of a body. Raises `RefusalError`."""
     try:
-        found = json.loads(data, parse_constant=_reject)
+        found = json.loads(data.decode("utf-8-sig"), parse_constant=_reject)
+        if _SURROGATE.search(data):  # half a character is no text for models, tokenizers and logs
+            json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise bad(f"the body is no JSON: {error}"[:200]) from None
     if not isinstance(found, dict):
@@ -59,7 +96,9 @@ def field_of(body: Mapping[str, object], name: str, kind: type[T], where: str = 
     if value is None:
         return None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return cast("T", float(value))
+        value = float(value) if abs(value) < 1 << 1023 else math.inf
+    if isinstance(value, float) and not math.isfinite(value):
+        raise bad(f"{where}{name}: expected a number that is not beyond all bounds")
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
         raise bad(f"{where}{name}: expected {_KINDS[kind]}, found {said(value)}")
     return value
@@ -75,8 +114,12 @@ def needed(body: Mapping[str, object], name: str, kind: type[T], where: str = ""
 
 def said(value: object) -> str:
     """A value as an error quotes it, shortened."""
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    text = ""
+    for piece in json.JSONEncoder(default=str).iterencode(value):
+        text += piece
+        if len(text) > 60:  # the rest may be long, or deep
+            return f"{text[:57]}..."
+    return text
 
 
 def bad(message: str) -> RefusalError:

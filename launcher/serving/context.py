@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Content, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from launcher.serving.access import ACCESS, Tokens, client_of
+from launcher.serving.access import ACCESS, Tokens, check_site, client_of
 from launcher.serving.bodies import object_of, read_body
-from launcher.serving.refusals import RefusalError, refusal_of
+from launcher.serving.refusals import RETRY_SECONDS, RefusalError, refusal_of
 
 if TYPE_CHECKING:
     from launcher.serving.limits import ServeLimits
@@ -46,6 +48,8 @@ class Context:
     since: float = field(default_factory=time.monotonic)
     latest: deque[dict[str, object]] = field(default_factory=lambda: deque(maxlen=_LATEST))
     """The latest requests, newest first."""
+    held: int = 0
+    """Bytes of bodies under way."""
 
 
 @dataclass
@@ -58,17 +62,39 @@ class Call:
     client: str
     model: str = ""
     began: float = field(default_factory=time.perf_counter)
+    closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """What is done when it has ended, however."""
+    _held: int = 0
 
     async def body(self) -> bytes:
         """The request's body, within the limit."""
         request, limits = self.request, self.context.limits
-        reading = read_body(request.stream(), limits.body, request.headers.get("content-length"))
+        length, encoding = (request.headers.get(name) for name in ("content-length", "content-encoding"))
+        reading = read_body(request.stream(), limits.body, length, encoding, self._hold)
         try:
             return await asyncio.wait_for(reading, limits.seconds)
         except asyncio.TimeoutError:
             raise RefusalError(
                 HTTPStatus.REQUEST_TIMEOUT, f"the body did not come within {limits.seconds:g} s"
             ) from None
+
+    def _hold(self, size: int) -> None:
+        context, most = self.context, self.context.limits.held
+        if context.held + size > most and context.held > self._held:  # the only one may be larger
+            context.metrics.refused.labels(self.model).inc()
+            raise RefusalError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"bodies of {most} bytes are under way already: ask again later",
+                retry=RETRY_SECONDS,
+            )
+        self._held += size
+        context.held += size
+
+    def release(self) -> None:
+        """It has ended, however."""
+        self.closing.close()
+        self.context.held -= self._held
+        self._held = 0
 
     async def object(self) -> dict[str, object]:
         """The JSON object in the body."""
@@ -106,13 +132,13 @@ class Frame:
     protocol: str
     error: ErrorBody
 
-    def __call__(self, handler: Handler, *, free: bool = False) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
+    def __call__(self, handler: Handler, *, free: bool = False) -> Callable[[Request], Awaitable[ASGIApp]]:
+        async def endpoint(request: Request) -> ASGIApp:
             return await self._answer(handler, request, free)
 
         return endpoint
 
-    async def _answer(self, handler: Handler, request: Request, free: bool) -> Response:
+    async def _answer(self, handler: Handler, request: Request, free: bool) -> ASGIApp:
         context, authorization = self.context, request.headers.get("authorization")
         client = client_of(authorization, request.client.host if request.client else "")
         given = request.headers.get("x-request-id", "")
@@ -124,6 +150,7 @@ class Frame:
         )
         context.metrics.open.inc()
         try:
+            check_site(request.method, request.headers.get("sec-fetch-site"))
             if not free:
                 context.tokens.check(authorization)
             response = await handler(call)
@@ -132,29 +159,36 @@ class Frame:
         except Exception as error:
             refusal = refusal_of(error)
             response = json_response(self.error(refusal), refusal.status, refusal.headers)
+        except BaseException:  # the server ends
+            self.ended(call, CLOSED)
+            raise
         response.headers["x-request-id"] = call.id
         if isinstance(response, StreamingResponse):  # its end is when the last of it is sent
-            response.body_iterator = self._followed(call, response.status_code, response.body_iterator)
-        else:
-            self.ended(call, response.status_code)
+            return self._followed(call, response)
+        self.ended(call, response.status_code)
         return response
 
-    async def _followed(
-        self, call: Call, status: int, stream: AsyncIterable[Content]
-    ) -> AsyncIterator[Content]:
-        try:
-            async for piece in stream:
-                yield piece
-        except BaseException:
-            status = CLOSED
-            raise
-        finally:
-            if isinstance(stream, AsyncGenerator):
-                await stream.aclose()
-            self.ended(call, status)
+    def _followed(self, call: Call, response: StreamingResponse) -> ASGIApp:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            whole = False
+
+            async def noted(message: Message) -> None:
+                nonlocal whole
+                await send(message)
+                whole = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+            try:
+                await response(scope, receive, noted)
+            finally:
+                self.ended(call, response.status_code if whole else CLOSED)
+                if isinstance(response.body_iterator, AsyncGenerator):
+                    await response.body_iterator.aclose()
+
+        return answer
 
     def ended(self, call: Call, status: int) -> None:
-        """The last byte of an answer is on its way."""
+        """The last byte of an answer is on its way, or nobody waits for it."""
+        call.release()
         seconds = time.perf_counter() - call.began
         metrics = self.context.metrics
         metrics.open.dec()

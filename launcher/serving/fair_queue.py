@@ -33,6 +33,21 @@ class FairQueue(Generic[T]):
         self._count += 1
         self._some.set()
 
+    def remove(self, item: T, client: str, priority: int = 0) -> None:
+        """Takes a request out that nobody waits for any more, if it is still here."""
+        items = self._waiting.get(priority, OrderedDict[str, deque[T]]()).get(client)
+        if items is not None and item in items:
+            items.remove(item)
+            self._left(client, priority)
+
+    def _left(self, client: str, priority: int) -> None:
+        clients = self._waiting[priority]
+        if not clients[client]:
+            del clients[client]
+        if not clients:
+            del self._waiting[priority]
+        self._count -= 1
+
     async def get(self) -> T:
         """The next request, as soon as there is one."""
         while True:
@@ -54,10 +69,6 @@ class FairQueue(Generic[T]):
                 return None
             item = items.popleft()
             clients.move_to_end(client)
-            if not items:
-                del clients[client]
-            if not clients:
-                del self._waiting[priority]
-            self._count -= 1
+            self._left(client, priority)
             return item
         return None

@@ -21,6 +21,10 @@ class ServeLimits:
         Whole(1, 1 << 40), LIMITS, "bytes of a request's body (default: 67108864)", "BYTES", "--max-body",
         default=64 * _MB,
     )  # fmt: skip
+    held: int = described(
+        Whole(1, 1 << 50), LIMITS, "bytes of all bodies under way together (default: 1073741824)", "BYTES",
+        "--max-held", default=1 << 30,
+    )  # fmt: skip
     queue: int = described(
         Whole(1, _MANY), LIMITS, "requests of one model that may wait (default: 256)", "N", "--max-queue",
         default=256,

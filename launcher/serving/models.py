@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
@@ -24,9 +27,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
+T = TypeVar("T")
 MOST_RESTARTS, CALM_SECONDS = 5, 60.0
 """A model whose ranks died more often than that, each time within so many seconds of the last, stays down."""
-_BACK_OFF = 0.5  # seconds before a second start in a row, doubled for each further one
+_LOOK_SECONDS = 1.0
+_BACK_OFF = 0.5  # seconds before a second start in a row, doubled for each further one, up to 32
 
 
 class State(Enum):
@@ -44,6 +49,8 @@ class Numbers:
 
     succeeded: int = 0
     failed: int = 0
+    runs: int = 0
+    """Of the ranks: fewer than requests, where these are joined."""
     waiting_ns: int = 0
     computing_ns: int = 0
     restarts: int = 0
@@ -67,6 +74,10 @@ class Model(ABC):
     async def unload(self) -> None:
         """Ends the ranks."""
 
+    @abstractmethod
+    def look(self) -> None:
+        """Notes ranks that have died while nobody asked them."""
+
 
 @dataclass
 class Served(Model, Generic[R]):
@@ -77,12 +88,17 @@ class Served(Model, Generic[R]):
     limits: ServeLimits
     metrics: Metrics
     again: bool = False
+    restarts: int | None = None
+    """Restarts in a row, each within `CALM_SECONDS` of the last; None: `MOST_RESTARTS`."""
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Is set while what `_start` starts is not wanted any more."""
     state: State = State.UNLOADED
     reason: str = ""
     numbers: Numbers = field(default_factory=Numbers)
     version: str = "1"
     _ready: R | None = None
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "shardrun start"))
     _deaths: list[float] = field(default_factory=list)
     _restarting: asyncio.Task[None] | None = None
 
@@ -107,31 +123,67 @@ class Served(Model, Generic[R]):
             )
         return self._ready
 
+    def _begin(self) -> None:
+        """The ranks are there."""
+
+    async def _end(self) -> None:
+        """They are about to end."""
+
     async def load(self) -> None:
         """Starts the ranks, if they are not there. Raises what starting raises."""
         async with self._changing:
             if self._ready is not None:
                 return
             self.state, self.reason = State.LOADING, ""
+            self.stopping.clear()
+            starting = self._apart(self._started)
             try:
-                self._ready = await asyncio.to_thread(self._start)
+                self._ready = await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                # The thread goes on: what it starts must not stay.
+                self.state = State.UNLOADED
+                self.stopping.set()
+                with contextlib.suppress(Exception):
+                    await self._bury(await starting)
+                raise
             except BaseException as error:
                 self.state, self.reason = State.FAILED, str(error)
                 raise
             self.state = State.READY
+            self._begin()
+
+    def _apart(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Has it done in the model's own thread: starts take minutes, and those of all requests are few."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _started(self) -> R:
+        ready = self._start()
+        if self.stopping.is_set():
+            self._stop(ready)
+            raise LaunchError(f"the model {self.name!r} was unloaded while it was loading")
+        return ready
 
     async def unload(self) -> None:
         """Ends the ranks."""
-        if self._restarting is not None:
-            self._restarting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._restarting
-            self._restarting = None
+        restarting, self._restarting = self._restarting, None
+        if restarting is not None:
+            restarting.cancel()
+            await asyncio.wait({restarting})
         async with self._changing:
             ready, self._ready = self._ready, None
             self.state = State.UNLOADED
+            await self._end()
             if ready is not None:
-                await asyncio.to_thread(self._stop, ready)
+                await self._apart(functools.partial(self._stop, ready))
+
+    @abstractmethod
+    def _gone(self, ready: R) -> bool:
+        """Whether the ranks have died."""
+
+    def look(self) -> None:
+        """Notes ranks that have died while nobody asked them."""
+        if self._ready is not None and self._gone(self._ready):
+            self.lost(LaunchError("its ranks have ended while nobody asked them"), self._ready)
 
     def lost(self, error: BaseException, what: R) -> None:
         """The ranks ``what`` have failed: they are started again, or the model has failed."""
@@ -139,6 +191,8 @@ class Served(Model, Generic[R]):
             return  # another request has told already
         log.error("model %s: %s", self.name, error)
         self._ready = None
+        if self._restarting is not None:
+            self._restarting.cancel()  # one that somebody else was faster than
         if not self._may_start_again():
             self.state, self.reason = State.FAILED, str(error)
             self._restarting = asyncio.create_task(self._bury(what))
@@ -150,17 +204,18 @@ class Served(Model, Generic[R]):
         """Whether ranks that died now are to be started again; counts their death."""
         now = time.monotonic()
         self._deaths = [*(at for at in self._deaths if now - at < CALM_SECONDS), now]
-        return self.again and len(self._deaths) <= MOST_RESTARTS
+        most = MOST_RESTARTS if self.restarts is None else self.restarts
+        return self.again and len(self._deaths) <= most
 
     async def _bury(self, what: R) -> None:
         with contextlib.suppress(Exception):
-            await asyncio.to_thread(self._stop, what)
+            await self._apart(functools.partial(self._stop, what))
 
     async def _restart(self, what: R) -> None:
         await self._bury(what)
         while True:
             if (before := len(self._deaths) - 1) > 0:
-                await asyncio.sleep(_BACK_OFF * 2 ** (before - 1))
+                await asyncio.sleep(_BACK_OFF * 2 ** min(before - 1, 6))
             self.numbers.restarts += 1
             self.metrics.restarts.labels(self.name).inc()
             try:
@@ -213,6 +268,13 @@ class Repository:
             await model.load()
             if told is not None:
                 await told(model)
+
+    async def watch(self) -> None:
+        """Looks after all models, for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for model in self.models.values():
+                model.look()
 
     async def close(self) -> None:
         """Ends all ranks."""

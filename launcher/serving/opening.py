@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from launcher.common.documents import quote, read_document
 from launcher.common.restarts import NEVER, parse_restart
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, LaunchError
 from launcher.generation.folder import read_folder
 from launcher.generation.model import assemble, read_texts
 from launcher.generation.stateful import program_of
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
     from launcher.generation.model import LanguageModel
     from launcher.generation.stateful import Program
     from launcher.group.group import Group
+    from ranks.common.progress import Progress
 
 _MOST_MODELS = 64
+_NAMES = "expected a name without slashes, which clients have in addresses"
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,16 @@ class Offer:
         """The model, which is not started yet. Raises `ConfigError` for what cannot be served."""
         options = self.options
         # The server starts ranks again by itself, for it answers meanwhile.
-        job, again = replace(self.job, restart=NEVER), parse_restart(self.job.restart) > 0
-        starts = itertools.count()
+        job, restarts = replace(self.job, restart=NEVER), parse_restart(self.job.restart)
+        again, stopping, starts = restarts > 0, threading.Event(), itertools.count()
 
         def next_start() -> Job:
             number = next(starts)
             return with_logs(job, job.logs.of_one(f"restart-{number}")) if number else job
+
+        def unless_stopped(done: float, whole: float) -> None:
+            if stopping.is_set():
+                raise LaunchError(f"the model {self.name!r} was unloaded while it was loading")
 
         if _generates(job, options):
             if options.max_batch_size > 1:
@@ -65,18 +72,18 @@ class Offer:
                     f"{job.model}: --max-batch-size is for models of tensors: texts are always joined"
                 )
             _check_folder(job, options.texts)
+            groups: list[Group] = []
             return TextModel(
-                self.name,
-                limits,
-                metrics,
-                again,
-                open_model=lambda: language_model(next_start(), options.texts),
-            )
+                self.name, limits, metrics, again, restarts, stopping,
+                open_model=lambda: language_model(next_start(), options.texts, unless_stopped, groups),
+                ended=lambda: any(group.state == "failed" for group in groups),
+            )  # fmt: skip
         job.check()
         batching = Batching(options.max_batch_size, options.max_delay, lambda names: _dependent(job, names))
         return TensorModel(
-            self.name, limits, metrics, again, open_group=lambda: group_of(next_start()), batching=batching
-        )
+            self.name, limits, metrics, again, restarts, stopping,
+            open_group=lambda: group_of(next_start(), unless_stopped), batching=batching,
+        )  # fmt: skip
 
 
 def with_logs(job: Job, logs: Logs) -> Job:
@@ -99,15 +106,20 @@ def _check_folder(job: Job, texts: Path | None) -> None:
         replace(job, model=part).check()
 
 
-def group_of(job: Job) -> Group:
-    """Starts the ranks of a model of tensors."""
+def group_of(job: Job, progress: Progress | None = None) -> Group:
+    """Starts the ranks of a model of tensors. ``progress``: may end the start by raising."""
     with opened(job, world_size(job)) as model:
-        return start_group(job, model)
+        return start_group(job, model, progress)
 
 
-def language_model(job: Job, texts: Path | None) -> LanguageModel:
-    """Starts the ranks of a language model."""
+def language_model(
+    job: Job, texts: Path | None, progress: Progress | None = None, groups: list[Group] | None = None
+) -> LanguageModel:
+    """Starts the ranks of a language model. ``progress``: may end the start by raising; ``groups``: will hold
+    what was started."""
     assert job.model is not None
+    groups = [] if groups is None else groups
+    groups.clear()
     folder = read_folder(job.model, texts)
 
     @contextlib.contextmanager
@@ -115,7 +127,8 @@ def language_model(job: Job, texts: Path | None) -> LanguageModel:
         own = replace(job, model=path, sums=job.sums or "auto")
         if len(folder.parts) > 1:
             own = with_logs(own, job.logs.of_one(folder.name_of(path)))
-        with opened(own, world_size(own) or 1) as model, start_group(own, model) as group:
+        with opened(own, world_size(own) or 1) as model, start_group(own, model, progress) as group:
+            groups.append(group)
             yield program_of(group)
 
     return assemble(folder, started)
@@ -155,7 +168,10 @@ def offers(flags: Mapping[str, object], config: Path | None, name: str | None) -
         job = gather({key: value for key, value in flags.items() if key not in SERVED}, config)
         if job.model is None:
             raise ConfigError("no model: expected MODEL.onnx, a folder, a job file or a list of models")
-        return [Offer(name or name_of(job.model), job, changed(ModelOptions(), own))]
+        called = name_of(job.model) if name is None else name
+        if not _is_name(called):
+            raise ConfigError(f"--name: {_NAMES}, found {quote(called)}")
+        return [Offer(called, job, changed(ModelOptions(), own))]
     if name is not None:
         raise ConfigError(f"--name: {config} names its models itself; leave it out")
     return [
@@ -166,6 +182,10 @@ def offers(flags: Mapping[str, object], config: Path | None, name: str | None) -
         )
         for each, said, more in listed
     ]
+
+
+def _is_name(name: object) -> TypeGuard[str]:
+    return isinstance(name, str) and name.isprintable() and "/" not in name and name not in {"", ".", ".."}
 
 
 def _listed(path: Path) -> Sequence[tuple[str, dict[str, object], dict[str, object]]] | None:
@@ -184,8 +204,8 @@ def _listed(path: Path) -> Sequence[tuple[str, dict[str, object], dict[str, obje
     found = []
     known = {item.name for item in fields(ModelOptions)}
     for name, entry in models.items():
-        if not isinstance(name, str) or not name or "/" in name or not name.isprintable():
-            raise ConfigError(f"{path}: $.models: expected names without slashes, found {quote(name)}")
+        if not _is_name(name):
+            raise ConfigError(f"{path}: $.models: {_NAMES}, found {quote(name)}")
         if not isinstance(entry, dict):
             raise ConfigError(f"{path}: $.models.{name}: expected a mapping of options, found {quote(entry)}")
         said = read_options(entry, {**OPTIONS, **SERVED}, path, f".models.{name}")

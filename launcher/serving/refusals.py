@@ -76,7 +76,7 @@ def refusal_of(error: BaseException) -> RefusalError:
                 log.warning("a request failed: %s", error)
                 return RefusalError(
                     row.status,
-                    "the model's ranks ended, and are started again: ask again later",
+                    "the model's ranks ended before they answered: ask again later",
                     retry=row.retry,
                 )
             return RefusalError(row.status, without_paths(str(error)), retry=row.retry)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from launcher.errors import ConfigError, LaunchError
 from launcher.serving.app import application
@@ -28,6 +29,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SLOW_SECONDS = 30.0
 """A client that takes nothing of its answer for so long is dropped."""
 _LOOK_SECONDS = 5.0
+_MOST_HEAD = 1 << 19
+"""Bytes of a request line and headers, or of what follows a body; more than the socket gives at once."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,15 @@ class Listening:
     clients: Path | None = None
 
     def socket(self) -> socket.socket:
-        """A bound socket. Raises `LaunchError`."""
+        """A bound socket. Raises `LaunchError`, and `ConfigError` for no address."""
+        if not self.host:  # which sockets take for all
+            raise ConfigError("--host: expected an address, found none; 0.0.0.0 is all of this machine")
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         made = socket.socket(family, socket.SOCK_STREAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             made.bind((self.host, self.port))
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, UnicodeError) as error:
             made.close()
             why = getattr(error, "strerror", None) or str(error)
             raise LaunchError(
@@ -64,20 +69,55 @@ class Listening:
             raise ConfigError("--tls-clients: give --tls-certificate and --tls-key too")
         if self.certificate is None:
             return
-        try:
-            made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with _told(f"--tls-certificate {self.certificate}, --tls-key {self.key}"):
             made.load_cert_chain(self.certificate, self.key, password=lambda: "")
-            if self.clients is not None:
+        if self.clients is not None:
+            with _told(f"--tls-clients {self.clients}"):
                 made.load_verify_locations(self.clients)
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or str(error)
-            raise ConfigError(f"--tls-certificate {self.certificate}, --tls-key {self.key}: {why}") from None
 
     @property
     def url(self) -> str:
         """Where clients find it, but for the port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'http' if self.certificate is None else 'https'}://{host}"
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{what}: {getattr(error, 'strerror', None) or error}") from None
+
+
+class Protocol(HttpToolsProtocol):
+    """uvicorn's protocol, which bounds what is neither a body nor a whole head."""
+
+    _loose = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Reads, as far as there is an end to it."""
+        self._loose += len(data)  # until there is something whole
+        super().data_received(data)
+        if self._loose > _MOST_HEAD and not self.transport.is_closing():
+            log.warning("a request's head is longer than %d bytes: its connection is closed", _MOST_HEAD)
+            self.transport.abort()
+
+    def on_headers_complete(self) -> None:
+        """A head is there."""
+        self._loose = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body is there."""
+        self._loose = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A request is there."""
+        self._loose = 0
+        super().on_message_complete()
 
 
 class Server(uvicorn.Server):
@@ -87,7 +127,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, context: Context) -> None:
         super().__init__(config)
         self._context = context
-        self._silent: dict[object, float] = {}
+        self._silent: dict[object, tuple[object, float]] = {}
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -109,20 +149,26 @@ class Server(uvicorn.Server):
         self._context.draining = self.should_exit = True
 
     async def watch(self) -> None:
-        """Closes connections on which nothing was ever asked."""
+        """Closes connections on which nothing is asked, of which nothing is taken, or that do not close."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             now = time.monotonic()
-            silent: dict[object, float] = {}
+            silent: dict[object, tuple[object, float]] = {}
             for connection in list(self.server_state.connections):
-                if getattr(connection, "cycle", None) is not None:
+                cycle, transport = getattr(connection, "cycle", None), getattr(connection, "transport", None)
+                if transport is None:
                     continue
-                since = self._silent.get(connection, now)
-                transport = getattr(connection, "transport", None)
-                if now - since > self._context.limits.idle and transport is not None:
+                closing = transport.is_closing()
+                if cycle is not None and not cycle.response_complete and not closing:
+                    continue  # the request has its own limits
+                seen = (cycle, closing, transport.get_write_buffer_size())
+                before, since = self._silent.get(connection, (seen, now))
+                if before != seen:
+                    since = now
+                elif now - since > self._context.limits.idle:
                     transport.abort()
-                else:
-                    silent[connection] = since
+                    continue
+                silent[connection] = seen, since
             self._silent = silent
 
 
@@ -165,7 +211,8 @@ def serving(
                 failed.append(error)
                 server.should_exit = True
 
-        tasks = [asyncio.create_task(load()), asyncio.create_task(server.watch())]
+        works = (load(), server.watch(), context.repository.watch())
+        tasks = [asyncio.create_task(work) for work in works]
         try:
             yield
         finally:
@@ -178,8 +225,9 @@ def serving(
     server = Server(
         uvicorn.Config(
             with_patience(application(context, life)),
-            log_config=None, access_log=False, ws="none", lifespan="on", server_header=False,
-            limit_concurrency=limits.connections, timeout_keep_alive=int(limits.idle),
+            http=Protocol, log_config=None, access_log=False, ws="none", lifespan="on", server_header=False,
+            limit_concurrency=limits.connections + 1,  # it refuses the one that reaches this
+            timeout_keep_alive=int(limits.idle),
             timeout_graceful_shutdown=int(limits.drain),
             ssl_certfile=listening.certificate, ssl_keyfile=listening.key,
             ssl_ca_certs=None if listening.clients is None else str(listening.clients),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -51,37 +50,57 @@ class TensorModel(Served["Group"]):
 
     def _start(self) -> Group:
         group = self.open_group()
-        self.batching.check(group)
+        try:
+            self.batching.check(group)
+        except BaseException:
+            group.close()
+            raise
         return group
 
     def _stop(self, ready: Group) -> None:
         ready.close()
 
-    async def load(self) -> None:
-        await super().load()
+    def _gone(self, ready: Group) -> bool:
+        return ready.state == "failed"
+
+    def _begin(self) -> None:
         if self._worker is None:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="shardrun serve")
             self._worker = asyncio.create_task(self._work())
 
-    async def unload(self) -> None:
+    async def _end(self) -> None:
         if self._worker is not None:
             self._worker.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._worker
+            await asyncio.wait({self._worker})
             self._worker = None
         while (request := self._queue.take()) is not None:
-            _fail(
-                request, RefusalError(HTTPStatus.SERVICE_UNAVAILABLE, f"the model {self.name!r} was unloaded")
-            )
-        await super().unload()
+            _fail(request, self._unloaded())
+        self._tell_waiting()
         if self._threads is not None:
             self._threads.shutdown(wait=False)
             self._threads = None
+
+    def _unloaded(self) -> RefusalError:
+        return RefusalError(HTTPStatus.SERVICE_UNAVAILABLE, f"the model {self.name!r} was unloaded")
+
+    def _tell_waiting(self) -> None:
+        self.metrics.queued.labels(self.name).set(len(self._queue))
 
     @property
     def waiting(self) -> int:
         """Requests in the queue."""
         return len(self._queue)
+
+    def tell_spent(self) -> None:
+        """Has the metrics say what the ranks that there are have spent."""
+        if (group := self._ready) is not None:
+            spent = {
+                "run": group.run_seconds,
+                "communication": group.communication_seconds,
+                "segments": group.segment_seconds,
+            }
+            for what, seconds in spent.items():
+                self.metrics.busy.labels(self.name, what).set(seconds)
 
     async def predict(
         self, feeds: Arrays, *, client: str, priority: int = 0, seconds: float | None = None
@@ -100,20 +119,32 @@ class TensorModel(Served["Group"]):
         answer: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
         request = Request(feeds, time.monotonic() + allowed, answer)
         self._queue.put(request, client, priority)
-        self.metrics.queued.labels(self.name).set(len(self._queue))
+        self._tell_waiting()
         try:
             return await asyncio.wait_for(answer, allowed)
         except asyncio.TimeoutError:
             raise RefusalError(
                 HTTPStatus.GATEWAY_TIMEOUT, f"the model {self.name!r} did not answer within {allowed:g} s"
             ) from None
+        finally:
+            # Its place is for others at once, and its tensors are freed.
+            self._queue.remove(request, client, priority)
+            self._tell_waiting()
 
     async def _work(self) -> None:
         while True:
-            first = await self._queue.get()
-            batch = await self.batching.gather(first, self._queue)
-            self.metrics.queued.labels(self.name).set(len(self._queue))
-            await self._compute(batch)
+            batch = Batch([await self._queue.get()])
+            try:
+                await self.batching.fill(batch, self._queue)
+                self._tell_waiting()
+                await self._compute(batch)
+            except BaseException as error:
+                # Nobody is left without an answer, and nothing that goes wrong with some ends the work.
+                told = error if isinstance(error, Exception) else self._unloaded()
+                for request in batch.requests:
+                    _fail(request, told)
+                if not isinstance(error, Exception):
+                    raise
 
     async def _compute(self, batch: Batch[Request]) -> None:
         batch.drop(lambda request: request.answer.done())
@@ -127,21 +158,19 @@ class TensorModel(Served["Group"]):
             for request in batch.requests:
                 _fail(request, refusal)
             return
+
+        def run() -> list[Arrays]:
+            return batch.split(group.predict(batch.feeds()))
+
         try:
-            outputs = await loop.run_in_executor(self._threads, group.predict, batch.feeds())
-        except asyncio.CancelledError:
-            for request in batch.requests:
-                _fail(
-                    request,
-                    RefusalError(HTTPStatus.SERVICE_UNAVAILABLE, f"the model {self.name!r} was unloaded"),
-                )
-            raise
+            answers = await loop.run_in_executor(self._threads, run)
         except Exception as error:
             await self._failed(batch, group, error)
             return
         spent = time.monotonic_ns() - began
+        self.numbers.runs += 1
         self.metrics.batches.labels(self.name).observe(batch.rows)
-        for request, own in zip(batch.requests, batch.split(outputs), strict=True):
+        for request, own in zip(batch.requests, answers, strict=True):
             self.numbers.succeeded += 1
             self.numbers.waiting_ns += began - request.came
             self.numbers.computing_ns += spent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -31,9 +32,11 @@ class Speaking:
 
 @dataclass
 class TextModel(Served[Speaking]):
-    """A language model behind its engine. ``open_model``: starts it."""
+    """A language model behind its engine. ``open_model``: starts it; ``ended``: whether ranks of it have died
+    since."""
 
     open_model: Callable[[], LanguageModel] = field(kw_only=True)
+    ended: Callable[[], bool] = field(default=lambda: False, kw_only=True)
     created: int = field(default_factory=lambda: int(time.time()), kw_only=True)
 
     def _start(self) -> Speaking:
@@ -50,6 +53,9 @@ class TextModel(Served[Speaking]):
             ready.engine.close()
         finally:
             ready.model.close()
+
+    def _gone(self, ready: Speaking) -> bool:
+        return ready.engine.closed or self.ended()
 
     async def submit(
         self, prompt: str | list[int], options: GenerateOptions, *, special: bool = True
@@ -71,7 +77,8 @@ class TextModel(Served[Speaking]):
         loop, came = asyncio.get_running_loop(), asyncio.Event()
 
         def told() -> None:
-            loop.call_soon_threadsafe(came.set)
+            with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
+                loop.call_soon_threadsafe(came.set)
 
         stream.follow(told)
         began = last = time.perf_counter()
@@ -104,12 +111,13 @@ class TextModel(Served[Speaking]):
                     last = now
                 yield event
             self.numbers.succeeded += 1
+            self.numbers.runs += 1
             self.numbers.last = time.time()
         finally:
             stream.cancel()
 
     def _note(self, error: Exception, ready: Speaking) -> None:
-        if is_loss(error):
+        if is_loss(error) or ready.engine.closed:  # it gives no more texts, whatever went wrong
             self.lost(error, ready)
 
 

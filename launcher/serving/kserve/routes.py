@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from http import HTTPStatus
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 from starlette.routing import Route
 
+from launcher.errors import LaunchError, RankFailedError
 from launcher.serving.bodies import bad, field_of, object_of, said
 from launcher.serving.context import Call, Context, Frame, json_response
 from launcher.serving.kserve.tensors import HEADER, described, read_question, write_answer
@@ -20,7 +23,10 @@ if TYPE_CHECKING:
     from launcher.group.model import ReadyModel
     from ranks.common.tensors import TensorSpec
 
+log = logging.getLogger(__name__)
+
 PROTOCOL = "kserve"
+_MOST_PARAMETER = 2**53
 EXTENSIONS = ("model_repository", "binary_tensor_data", "statistics")
 
 
@@ -136,8 +142,8 @@ async def _infer(call: Call) -> Response:
     found = _specs(model)
     specs = [*found.inputs, *found.optional_inputs]
     question = read_question(await call.body(), call.request.headers.get(HEADER), specs)
-    priority = field_of(question.parameters, "priority", int, "parameters.") or 0
-    timeout = field_of(question.parameters, "timeout", int, "parameters.")  # microseconds, as Triton has it
+    priority = _whole(question.parameters, "priority")
+    timeout = _whole(question.parameters, "timeout")  # microseconds, as Triton has it
     seconds = timeout / 1e6 if timeout else None
     work = model.predict(question.feeds, client=call.client, priority=priority, seconds=seconds)
     outputs = await call.unless_gone(work)
@@ -145,6 +151,13 @@ async def _infer(call: Call) -> Response:
     if head is None:
         return Response(body, media_type="application/json")
     return Response(body, headers={HEADER: str(head)}, media_type="application/octet-stream")
+
+
+def _whole(parameters: Mapping[str, object], name: str) -> int:
+    found = field_of(parameters, name, int, "parameters.") or 0
+    if not 0 <= found <= _MOST_PARAMETER:  # a negative one would go before everybody's
+        raise bad(f"parameters.{name}: expected 0 to {_MOST_PARAMETER}, found {said(found)}")
+    return found
 
 
 def _numbers(model: Model) -> dict[str, object]:
@@ -156,7 +169,7 @@ def _numbers(model: Model) -> dict[str, object]:
 
     return {
         "name": model.name, "version": model.version, "last_inference": int(own.last * 1000),
-        "inference_count": count, "execution_count": count,
+        "inference_count": count, "execution_count": own.runs,
         "inference_stats": {
             "success": spent(count, own.waiting_ns + own.computing_ns), "fail": spent(own.failed, 0),
             "queue": spent(count, own.waiting_ns), "compute_infer": spent(count, own.computing_ns),
@@ -192,7 +205,15 @@ async def _load(call: Call) -> Response:
         raise bad(
             f"parameters: this server loads what it was started with; leave out {said(sorted(parameters))}"
         )
-    await _model(call).load()
+    model = _model(call)
+    try:
+        await model.load()
+    except (LaunchError, RankFailedError) as error:
+        log.error("model %s: it could not be loaded: %s", model.name, error)
+        raise RefusalError(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            f"the model {model.name!r} could not be loaded; the server's log says why",
+        ) from None
     return json_response({})
 
 

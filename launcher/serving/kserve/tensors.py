@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -31,6 +32,7 @@ _NAMES = {numpy: name for name, numpy in TYPES.items()}
 HEADER = "inference-header-content-length"
 """The header that says how much of a body is JSON; what follows are tensors' bytes."""
 _LENGTH = np.dtype("<u4")
+_MOST_AXES, _MOST_VALUES = 32, 1 << 48
 
 
 def type_name(dtype: DType) -> str:
@@ -92,7 +94,7 @@ def read_question(data: bytes, header: str | None, specs: Sequence[TensorSpec]) 
         raise bad(f"the body has {len(rest)} bytes more than its tensors take")
     parameters = field_of(body, "parameters", dict) or {}
     binary = bool(field_of(parameters, "binary_data_output", bool, "parameters."))
-    wanted = []
+    wanted: list[Wanted] = []
     for number, item in enumerate(field_of(body, "outputs", list) or []):
         where = f"outputs[{number}]."
         if not isinstance(item, dict):
@@ -101,16 +103,17 @@ def read_question(data: bytes, header: str | None, specs: Sequence[TensorSpec]) 
         if "classification" in own:
             raise bad(f"{where}parameters.classification: this server gives tensors alone; leave it out")
         asked = field_of(own, "binary_data", bool, f"{where}parameters.")
-        wanted.append(Wanted(needed(item, "name", str, where), binary if asked is None else asked))
+        name = needed(item, "name", str, where)
+        if any(one.name == name for one in wanted):
+            raise bad(f"{where}name: the output {said(name)} is asked for twice")
+        wanted.append(Wanted(name, binary if asked is None else asked))
     return Question(feeds, wanted, field_of(body, "id", str) or "", binary, parameters)
 
 
 def _read_tensor(
     item: Mapping[str, object], rest: memoryview, where: str, spec: TensorSpec | None
 ) -> tuple[Array, memoryview]:
-    shape = needed(item, "shape", list, where)
-    if not all(isinstance(axis, int) and not isinstance(axis, bool) and axis >= 0 for axis in shape):
-        raise bad(f"{where}shape: expected lengths, found {said(shape)}")
+    shape = _shape(needed(item, "shape", list, where), where)
     dtype = dtype_of(needed(item, "datatype", str, where))
     parameters = field_of(item, "parameters", dict, where) or {}
     if "shared_memory_region" in parameters:
@@ -127,28 +130,39 @@ def _read_tensor(
     return from_bytes(rest[:size], dtype, shape, where), rest[size:]
 
 
+def _shape(given: list[object], where: str) -> list[int]:
+    """The lengths of a shape, whose product is no larger than arrays may be."""
+    shape = [axis for axis in given[: _MOST_AXES + 1] if type(axis) is int and 0 <= axis <= _MOST_VALUES]
+    if len(shape) != len(given) or len(shape) > _MOST_AXES or math.prod(map(_one, shape)) > _MOST_VALUES:
+        raise bad(
+            f"{where}shape: expected lengths, at most {_MOST_AXES}, of a tensor that fits into memory, "
+            f"found {said(given)}"
+        )
+    return shape
+
+
+def _one(axis: int) -> int:
+    return axis or 1
+
+
 def _from_json(
     data: list[object], dtype: DType, shape: Sequence[int], where: str, spec: TensorSpec | None
 ) -> Array:
     count = math.prod(shape)
     try:
-        if dtype == OBJECT:
-            flat = np.array(list(_flat(data)), OBJECT)
-            if not all(isinstance(one, str) for one in flat):
-                raise ValueError("a value is no text")
-        else:
-            raw = np.array(data)
-            flat = raw.reshape(-1)
-            wrong = raw.dtype.kind not in {"f": "fiu", "b": "bi"}.get(
-                "f" if dtype.kind in "fV" else dtype.kind, "iu"
-            )
-            if flat.size and wrong:
-                raise ValueError(f"values are {raw.dtype}")
-            if dtype.kind in "iu" and flat.size:
-                bounds = np.iinfo(dtype)
-                if int(flat.min()) < bounds.min or int(flat.max()) > bounds.max:
-                    raise ValueError(f"a value is outside {bounds.min} to {bounds.max}")
-            flat = flat.astype(dtype)
+        values, kinds = _flat(data)
+        if wrong := kinds - _kinds(dtype):
+            found = ", ".join(sorted(kind.__name__ for kind in wrong))
+            raise ValueError("a value is no text" if dtype == OBJECT else f"values are {found}")
+        if dtype.kind in "iu" and values:
+            bounds = np.iinfo(dtype)
+            whole = cast("list[int]", values)
+            if min(whole) < bounds.min or max(whole) > bounds.max:
+                raise ValueError(f"a value is outside {bounds.min} to {bounds.max}")
+        with np.errstate(over="ignore"):
+            flat = np.array(values, np.float64 if dtype.kind in "fV" else dtype).astype(dtype, copy=False)
+        if dtype.kind in "fV" and not np.isfinite(flat).all():
+            raise ValueError("a value is too large for it")
     except (ValueError, TypeError, OverflowError) as error:
         raise bad(f"{where}data: expected {count} values of {type_name(dtype)}: {error}"[:240]) from None
     if flat.size != count:
@@ -156,18 +170,22 @@ def _from_json(
     return cast("Array", flat.reshape(shape))
 
 
-def _flat(data: list[object]) -> list[object]:
-    found: list[object] = []
-    stack = [iter(data)]
-    while stack:
-        for value in stack[-1]:
-            if isinstance(value, list):
-                stack.append(iter(value))
-                break
-            found.append(value)
-        else:
-            stack.pop()
-    return found
+def _kinds(dtype: DType) -> set[type]:
+    """What values of a type are in JSON."""
+    if dtype == OBJECT:
+        return {str}
+    return {"f": {int, float}, "V": {int, float}, "b": {bool, int}}.get(dtype.kind, {int})
+
+
+def _flat(data: list[object]) -> tuple[list[object], set[type]]:
+    """The values of nested lists, and of which types they are. numpy is not let at values of other types: a
+    long text among numbers would give each of them as much room."""
+    while list in (kinds := set(map(type, data))):
+        rows = cast("list[list[object]]", data)
+        if kinds != {list} or len(set(map(len, rows))) > 1:
+            raise ValueError("lists of different lengths, or of values and lists")
+        data = list(chain.from_iterable(rows))
+    return data, kinds
 
 
 def from_bytes(data: memoryview | bytes, dtype: DType, shape: Sequence[int], where: str = "") -> Array:

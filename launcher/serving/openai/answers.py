@@ -12,6 +12,8 @@ from launcher.generation.sample import Completion, Token
 Json = dict[str, object]
 Decode = Callable[[int], str]
 """The text of one token."""
+_IMPOSSIBLE = -9999.0
+"""The log-probability of a token that cannot come, as vLLM has it."""
 _REASONS = {"end": "stop", "stop": "stop", "length": "length"}
 
 
@@ -27,6 +29,7 @@ class Answer:
     id: str = ""
     prompt_tokens: int = 0
     tokens: int = 0
+    _lengths: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.id = self.id or f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
@@ -48,7 +51,9 @@ class Answer:
             found["text"] = text
         found["logprobs"] = None
         if self.logprobs and token is not None:
-            found["logprobs"] = self._shown([token.id], [token.logprob or 0.0], [token.top])
+            before = self._lengths.get(index, 0)
+            found["logprobs"] = self._shown([token.id], [token.logprob or 0.0], [token.top], before)
+            self._lengths[index] = before + len(self.decode(token.id))
         return {**self._head(streamed=True), "choices": [found]}
 
     def opening(self, index: int) -> Json:
@@ -79,17 +84,25 @@ class Answer:
         return {"index": index, **said, "logprobs": probable, "finish_reason": _REASONS[text.reason]}
 
     def _shown(
-        self, ids: Sequence[int], logprobs: Sequence[float], tops: Sequence[Sequence[tuple[int, float]]]
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+        tops: Sequence[Sequence[tuple[int, float]]],
+        before: int = 0,
     ) -> Mapping[str, object]:
+        """``before``: characters of the text's tokens that were shown already."""
         texts = [self.decode(token) for token in ids]
+        # A model may say that a token is impossible: JSON has no number for that.
+        logprobs = [max(value, _IMPOSSIBLE) for value in logprobs]
+        tops = [[(token, max(value, _IMPOSSIBLE)) for token, value in top] for top in tops]
         if not self.chat:
-            offsets, at = [], 0
+            offsets, at = [], before
             for text in texts:
                 offsets.append(at)
                 at += len(text)
             best = [{self.decode(token): value for token, value in top} for top in tops]
             return {
-                "tokens": texts, "token_logprobs": list(logprobs), "top_logprobs": best,
+                "tokens": texts, "token_logprobs": logprobs, "top_logprobs": best,
                 "text_offset": offsets,
             }  # fmt: skip
 

@@ -106,7 +106,7 @@ def _stops(value: object) -> tuple[str, ...]:
 def _bias(given: Mapping[str, object]) -> dict[int, float]:
     try:
         return {int(token): float(value) for token, value in given.items()}  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise bad(f"logit_bias: expected numbers by token ids, found {said(given)}") from None
 
 

@@ -88,13 +88,9 @@ async def _answer(
     call: Call, model: TextModel, asked: Asked, prompts: Sequence[str | list[int]], *, chat: bool
 ) -> Response:
     taken: list[tuple[Stream, Speaking]] = []
-    try:
-        for prompt in prompts:
-            taken.append(await model.submit(prompt, asked.options, special=not chat))
-    except BaseException:
-        for stream, _ in taken:
-            stream.cancel()
-        raise
+    for prompt in prompts:
+        taken.append(await model.submit(prompt, asked.options, special=not chat))
+        call.closing.callback(taken[-1][0].cancel)
     answer = Answer(
         model.name, chat, _decoder(taken[0][1]), asked.options.logprobs is not None,
         prompt_tokens=sum(len(stream.prompt) for stream, _ in taken),
@@ -165,8 +161,6 @@ async def _pieces(
     finally:
         for task in tasks:
             task.cancel()
-        for stream, _ in taken:
-            stream.cancel()
 
 
 def _event(content: Json) -> bytes:

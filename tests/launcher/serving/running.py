@@ -31,14 +31,20 @@ class Running:
 
 @contextlib.contextmanager
 def running(
-    *models: Model, limits: ServeLimits | None = None, metrics: Metrics | None = None, **more: object
+    *models: Model,
+    limits: ServeLimits | None = None,
+    metrics: Metrics | None = None,
+    listening: Listening | None = None,
+    **more: object,
 ) -> Iterator[Running]:
     """A server of these models."""
     repository = Repository({model.name: model for model in models})
     context = Context(repository, limits or ServeLimits(), metrics or Metrics(), **more)  # type: ignore[arg-type]
     ready, urls = threading.Event(), []
     with contextlib.ExitStack() as stack:
-        server, run = serving(context, Listening(port=0), lambda url: (urls.append(url), ready.set()))
+        server, run = serving(
+            context, listening or Listening(port=0), lambda url: (urls.append(url), ready.set())
+        )
 
         def work() -> None:
             try:

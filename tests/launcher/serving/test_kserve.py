@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import onnxruntime
 import pytest
 import tritonclient.http as triton
 
+from launcher.serving.kserve.tensors import read_question
 from tests.launcher.serving.running import Running
 
 URL = "/v2/models/rows/infer"
@@ -69,15 +71,15 @@ def test_answers_are_those_of_onnx_runtime(client: Any, plain: Any, binary: bool
 
 
 def test_many_at_once_each_get_their_own_answer(client: Any, plain: Any, server: Running) -> None:
-    asked = [feeds(1 + seed % 3, seed) for seed in range(40)]
+    asked = [feeds(seed % 4, seed) for seed in range(40)]
     waiting = [client.async_infer("rows", inputs(arrays, binary=True)) for arrays in asked]
     for arrays, answer in zip(asked, waiting, strict=True):
         expected = plain.run(["y"], arrays)[0]
         np.testing.assert_allclose(answer.get_result().as_numpy("y"), expected, rtol=1e-6, atol=1e-6)
     text = server.context.metrics.text().decode()
     runs = float(text.split('shardrun_batch_rows_count{model="rows"}')[1].split()[0])
-    count = client.get_inference_statistics("rows")["model_stats"][0]["inference_count"]
-    assert runs < count, "no two requests were joined"
+    stats = client.get_inference_statistics("rows")["model_stats"][0]
+    assert runs == stats["execution_count"] < stats["inference_count"], "no two requests were joined"
 
 
 def test_metrics_say_what_rank_0_has_spent(client: Any, http: httpx.Client) -> None:
@@ -121,12 +123,25 @@ WRONG: list[tuple[Any, int, str]] = [
     (b'{"inputs": [4]}', 400, "inputs[0]: expected an object, found 4"),
     ({"inputs": [{"name": "x", "shape": [1, -8], "datatype": "FP32", "data": []}]}, 400, "expected lengths"),
     ({"inputs": [{"name": "x", "shape": [True], "datatype": "FP32", "data": [1]}]}, 400, "expected lengths"),
-    ({"inputs": [{"name": "x", "shape": [1 << 60], "datatype": "FP32", "data": [1]}]}, 400, "found 1"),
+    ({"inputs": [{"name": "x", "shape": [1 << 60], "datatype": "FP32", "data": [1]}]}, 400, "into memory"),
+    ({"inputs": [{**X, "shape": [1] * 33, "data": [1]}]}, 400, "at most 32"),
+    ({"inputs": [{**X, "shape": [0, 1 << 40, 1 << 40], "data": []}]}, 400, "into memory"),
+    ({"inputs": [{**X, "shape": [10**4000] * 99, "data": []}]}, 400, "into memory"),
+    ({"inputs": [{**X, "data": ["x" * 10_000] + [0.5] * 20_000}]}, 400, "values are str"),
+    ({"inputs": [{**X, "data": [[[0.5] * 8], 3]}]}, 400, "of values and lists"),
+    ({"inputs": [{**X, "data": [1e39] * 8}]}, 400, "too large"),
+    ({"inputs": [{**X, "datatype": "FP16", "data": [70000] * 8}]}, 400, "too large"),
+    ({"inputs": [{**X, "datatype": "BF16", "data": [1e39] * 8}]}, 400, "too large"),
+    ({"inputs": [{**X, "datatype": "FP64", "data": [10**400] * 8}]}, 400, "too large"),
+    (b'{"inputs": [1e999]}', 400, "expected an object"),
+    (b'{"inputs": [{"name": "\\ud800"}]}', 400, "no JSON"),
+    (b'{"inputs": "\xed\xa0\x80"}', 400, "no JSON"),
+    (b'{"inputs": ' + b"[" * 900 + b"]" * 900 + b"}", 400, "expected an object, found [[[["),
     ({"inputs": [{"name": "x", "shape": [1], "datatype": "FP31", "data": [1]}]}, 400, "expected one of BOOL"),
     ({"inputs": [{"name": "x", "shape": [2], "datatype": "FP32", "data": [1]}]}, 400, "expected 2 values"),
     ({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": ["1"]}]}, 400, "values of FP32"),
     ({"inputs": [{"name": "x", "shape": [1], "datatype": "UINT8", "data": [300]}]}, 400, "outside 0 to 255"),
-    ({"inputs": [{"name": "x", "shape": [1], "datatype": "INT8", "data": [1.5]}]}, 400, "values are float64"),
+    ({"inputs": [{"name": "x", "shape": [1], "datatype": "INT8", "data": [1.5]}]}, 400, "values are float"),
     ({"inputs": [{"name": "x", "shape": [2], "datatype": "FP32", "data": [[1], [1, 2]]}]}, 400, "2 values"),
     ({"inputs": [{"name": "x", "shape": [1], "datatype": "BYTES", "data": [1]}]}, 400, "no text"),
     ({"inputs": []}, 400, "'x'"),
@@ -135,6 +150,10 @@ WRONG: list[tuple[Any, int, str]] = [
     (body(inputs=[{**body()["inputs"][0], "name": "X"}, body()["inputs"][1]]), 400, "'x'"),
     (body(outputs=[{"name": "z"}]), 400, "there is no output"),
     (body(outputs=[{"name": "y", "parameters": {"classification": 3}}]), 400, "classification"),
+    (body(outputs=[{"name": "y"}, {"name": "y"}]), 400, "asked for twice"),
+    (body(parameters={"priority": -1}), 400, "priority: expected 0 to"),
+    (body(parameters={"timeout": 10**400}), 400, "timeout: expected 0 to"),
+    (body(parameters={"timeout": -5}), 400, "timeout: expected 0 to"),
     (body(parameters={"priority": "high"}), 400, "priority: expected a whole number"),
     (
         {"inputs": [{**X, "parameters": {"binary_data_size": 99}}]},
@@ -172,6 +191,52 @@ def test_wrong_binary_bodies(http: httpx.Client, header: str | None, rest: bytes
     more = {} if length is None else {"Inference-Header-Content-Length": length}
     answer = http.post(URL, content=data + rest, headers=more)
     assert answer.status_code == 400 and said in answer.json()["error"], answer.text
+
+
+@pytest.mark.parametrize("how", ["gzip", "deflate"])
+def test_packed_requests(client: Any, plain: Any, how: str) -> None:
+    arrays = feeds(3)
+    found = client.infer("rows", inputs(arrays, binary=True), request_compression_algorithm=how)
+    np.testing.assert_allclose(found.as_numpy("y"), plain.run(["y"], arrays)[0], rtol=1e-6, atol=1e-6)
+
+
+def test_wrong_packing(http: httpx.Client, server: Running) -> None:
+    packed, most = gzip.compress(json.dumps(body()).encode()), server.context.limits.body
+    for data, encoding, status in (
+        (packed[:-9], "gzip", 400),
+        (packed + b"x", "gzip", 400),
+        (b"{}", "deflate", 400),
+        (packed, "br", 415),
+        (gzip.compress(b" " * (most + 1)), "gzip", 413),
+        (gzip.compress(b" " * most), "gzip", 400),
+    ):
+        answer = http.post(URL, content=data, headers={"Content-Encoding": encoding})
+        assert (answer.status_code, "\n" in answer.json()["error"]) == (status, False), answer.text
+
+
+def test_values_of_json_are_exact() -> None:
+    for kind, values in {
+        "UINT64": [2**63, 1, 2**64 - 1], "INT64": [-(2**63), 2**63 - 1], "FP64": [1e308, -0.0, 2**60],
+        "BF16": [1.5, -2], "BOOL": [True, False], "BYTES": ["", "x"],
+    }.items():  # fmt: skip
+        item = {"name": "a", "shape": [1, len(values)], "datatype": kind, "data": [values]}
+        question = read_question(json.dumps({"inputs": [item]}).encode(), None, [])
+        assert question.feeds["a"].shape == (1, len(values))
+        assert question.feeds["a"][0].tolist() == values
+
+
+def test_pages_of_other_sites_may_not_ask(http: httpx.Client) -> None:
+    cross = {"Sec-Fetch-Site": "cross-site"}
+    assert http.post("/v2/repository/models/rows/unload", headers=cross).status_code == 403
+    assert http.post(URL, json=body(), headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
+    assert http.get("/", headers=cross).status_code == 200
+
+
+def test_what_the_ranks_spend_is_told(http: httpx.Client) -> None:
+    assert http.post(URL, json=body()).status_code == 200
+    text = http.get("/metrics").text
+    line = next(line for line in text.splitlines() if 'rank_seconds{in="run",model="rows"}' in line)
+    assert float(line.split()[1]) > 0
 
 
 def test_bodies_beyond_the_limit(http: httpx.Client, server: Running) -> None:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
 import launcher
 from launcher.generation.model import LanguageModel
+from launcher.generation.sample import Token
+from launcher.serving.context import Call, Context, Frame
+from launcher.serving.limits import ServeLimits
+from launcher.serving.metrics import Metrics
+from launcher.serving.models import Repository
+from launcher.serving.openai.answers import Answer
 from tests.launcher.serving.running import Running
 
 PROMPT = "hello world"
@@ -76,6 +87,52 @@ def test_chats(client: openai.OpenAI, model: LanguageModel) -> None:
     assert "".join(piece.delta.content or "" for piece in pieces) == expected.text
 
 
+def test_log_probabilities_of_streams(client: openai.OpenAI) -> None:
+    how: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 6, "seed": 5, "logprobs": 2}
+    whole = client.completions.create(**how).choices[0].logprobs
+    pieces = [piece.choices[0].logprobs for piece in client.completions.create(**how, stream=True)]
+    shown = [piece for piece in pieces if piece is not None]
+    assert whole is not None and whole.tokens
+    assert [one.tokens[0] for one in shown] == whole.tokens  # type: ignore[index]
+    assert [one.text_offset[0] for one in shown] == whole.text_offset  # type: ignore[index]
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_impossible_tokens_have_a_number(chat: bool) -> None:
+    answer = Answer("tiny", chat, "token {}".format, logprobs=True)
+    token = Token(0, 12, "ab", -math.inf, ((3, -0.5), (12, -math.inf)))
+    text = json.dumps(answer.piece(0, "ab", token), allow_nan=False)
+    assert "-9999.0" in text and "-0.5" in text
+
+
+def test_streams_that_cannot_begin_end_their_request() -> None:
+    ended: list[str] = []
+    context = Context(Repository({}), ServeLimits(), Metrics())
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"x"
+
+    async def handler(call: Call) -> Response:
+        call.closing.callback(ended.append, call.id)
+        return StreamingResponse(pieces())
+
+    async def receive() -> Any:
+        await asyncio.sleep(30)
+
+    async def send(message: Any) -> None:
+        raise OSError("the client is gone")
+
+    async def work() -> None:
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
+        app = await Frame(context, "test", lambda refusal: {})(handler)(Request(scope))
+        with pytest.raises(OSError, match="gone"):
+            await app(scope, receive, send)
+
+    asyncio.run(work())
+    assert len(ended) == 1 and context.latest[0]["status"] == 499
+    assert "shardrun_requests_open 0.0" in context.metrics.text().decode()
+
+
 def test_stop_texts_are_not_shown(client: openai.OpenAI, model: LanguageModel) -> None:
     whole = model.generate(PROMPT, max_new_tokens=12, temperature=0, ignore_eos=True).finish()[0].text
     assert whole is not None
@@ -100,6 +157,10 @@ def test_models(client: openai.OpenAI) -> None:
         ({"max_tokens": True}, "max_tokens: expected a whole number"),
         ({"temperature": "hot"}, "temperature: expected a number"),
         ({"temperature": -1}, "temperature"),
+        ({"temperature": 10**400}, "beyond all bounds"),
+        ({"logit_bias": {"3": 10**400}}, "logit_bias"),
+        ({"stop_token_ids": [[1]]}, "stop_ids"),
+        ({"prompt": "\ud800"}, "no JSON"),
         ({"top_p": 2}, "top_p"),
         ({"n": 5}, "n: expected at most 4, found 5"),
         ({"n": 0}, "samples"),
@@ -120,7 +181,8 @@ def test_models(client: openai.OpenAI) -> None:
 )
 def test_wrong_requests(server: Running, asked: dict[str, Any], said: str) -> None:
     url = f"{server.url}/v1/completions"
-    answer = httpx.post(url, json={"model": "tiny", "prompt": "x", "max_tokens": 2, **asked}, timeout=60)
+    sent = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 2, **asked})
+    answer = httpx.post(url, content=sent, timeout=60)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert said in error["message"] and error["type"] == "invalid_request_error"

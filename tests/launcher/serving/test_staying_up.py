@@ -3,20 +3,17 @@ chosen, and once with real ones."""
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
+import psutil
 import pytest
 
 import launcher
@@ -26,51 +23,11 @@ from launcher.serving.access import Tokens
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.models import State
+from launcher.serving.opening import offers
 from launcher.serving.tensor_model import TensorModel
-from ranks.common.tensors import TensorSpec
-from tests.launcher.serving.running import Running, running
-
-URL = "/v2/models/played/infer"
-SPEC = TensorSpec("x", np.dtype(np.float32), ("n",))
-
-
-@dataclass
-class Played:
-    """Ranks that double what they get; ``act`` is called with each request's numbers."""
-
-    act: Callable[[list[float]], None] = lambda numbers: None
-    inputs: list[TensorSpec] = field(default_factory=lambda: [SPEC])
-    optional_inputs: list[TensorSpec] = field(default_factory=list)
-    outputs: list[TensorSpec] = field(default_factory=lambda: [TensorSpec("y", SPEC.dtype, SPEC.shape)])
-    stats: list[Any] = field(default_factory=list)
-    closed: int = 0
-
-    def _tensors(self, feeds: Any) -> Any:
-        return feeds
-
-    def predict(self, feeds: Any) -> Any:
-        self.act(feeds["x"].tolist())
-        return {"y": feeds["x"] * 2}
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-def ask(number: float, **parameters: int) -> dict[str, Any]:
-    x = {"name": "x", "shape": [1], "datatype": "FP32", "data": [number]}
-    return {"inputs": [x], **({"parameters": parameters} if parameters else {})}
-
-
-@contextlib.contextmanager
-def played(
-    open_group: Callable[[], Any], *, again: bool = False, tokens: Tokens | None = None, **limits: Any
-) -> Iterator[tuple[Running, httpx.Client, TensorModel]]:
-    settled, metrics = ServeLimits(**limits), Metrics()
-    model = TensorModel("played", settled, metrics, again, open_group=open_group)
-    more = {} if tokens is None else {"tokens": tokens}
-    with contextlib.ExitStack() as stack:
-        found = stack.enter_context(running(model, limits=settled, metrics=metrics, **more))
-        yield found, stack.enter_context(httpx.Client(base_url=found.url, timeout=60)), model
+from launcher.serving.text_model import TextModel
+from tests.launcher.serving.playing import URL, Gate, Played, ask, played, until
+from tests.launcher.serving.running import running
 
 
 @pytest.fixture
@@ -139,29 +96,6 @@ def test_without_restart_the_model_stays_down() -> None:
     with played(Deaths(1)) as (_, client, model):
         assert client.post(URL, json=ask(13)).status_code == 503
         assert client.post(URL, json=ask(3)).status_code == 503 and model.state is State.FAILED
-
-
-class Gate:
-    """Ranks that compute only when they may."""
-
-    def __init__(self) -> None:
-        self.open, self.began = threading.Event(), threading.Event()
-        self.seen: list[float] = []
-
-    def __call__(self) -> Played:
-        return Played(self._act)
-
-    def _act(self, numbers: list[float]) -> None:
-        self.began.set()
-        assert self.open.wait(30)
-        self.seen += numbers
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_more_than_may_wait_are_refused_at_once() -> None:
@@ -281,3 +215,60 @@ def test_real_ranks_come_back(rows: Path, soon: None) -> None:
             assert client.post(url, json=body).json() == expected
             until(lambda: model.state is State.READY)
     assert model.numbers.restarts == 2 and model.numbers.failed == 0
+
+
+def test_ranks_of_texts_come_back(texts: Path, soon: None) -> None:
+    limits, metrics = ServeLimits(), Metrics()
+    model = TextModel(
+        "tiny", limits, metrics, True,
+        open_model=lambda: launcher.load_language_model(texts, ranks=2, launcher="local", threads=1),
+    )  # fmt: skip
+    ask_for: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 20, "temperature": 0}
+    before = {child.pid for child in psutil.Process().children()}
+    with running(model, limits=limits, metrics=metrics) as found, httpx.Client(timeout=60) as client:
+        ranks = [child.pid for child in psutil.Process().children() if child.pid not in before]
+        url = f"{found.url}/v1/completions"
+        expected = client.post(url, json=ask_for).json()["choices"]
+        long = {**ask_for, "prompt": ["hello"] * 40, "max_tokens": 80, "stream": True, "ignore_eos": True}
+        with client.stream("POST", url, json=long) as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: {")
+            os.kill(ranks[-1], signal.SIGKILL)
+            told = [line for line in lines if line.startswith("data: ")]
+        error = json.loads(told[-1].removeprefix("data: "))["error"]
+        assert error["type"] == "server_error" and "killed" not in error["message"]
+        until(lambda: model.state is State.READY and model.numbers.restarts == 1)
+        assert client.post(url, json=ask_for).json()["choices"] == expected
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_deaths_are_noted_while_nobody_asks(soon: None, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "_LOOK_SECONDS", 0.01)
+    groups: list[Played] = []
+
+    def open_group() -> Played:
+        groups.append(Played())
+        return groups[-1]
+
+    with played(open_group, again=again) as (_, client, model):
+        groups[0].state = "failed"
+        wanted = State.READY if again else State.FAILED
+        until(lambda: model.state is wanted and model.numbers.restarts == int(again))
+        until(lambda: groups[0].closed == 1)
+        assert client.get("/v2/health/ready").status_code == (200 if again else 503)
+        assert len(groups) == 1 + again
+
+
+def test_real_deaths_are_noted_while_nobody_asks(texts: Path, rows: Path, soon: None) -> None:
+    metrics = Metrics()
+    found = [
+        offer.made(ServeLimits(), metrics)
+        for path in (texts, rows)
+        for offer in offers({"model": path, "ranks": 1, "restart": "on-failure:2"}, None, None)
+    ]
+    before = {child.pid for child in psutil.Process().children()}
+    with running(*found, metrics=metrics):
+        for child in psutil.Process().children():
+            if child.pid not in before and "rank" in " ".join(child.cmdline()):
+                child.kill()
+        until(lambda: all(model.numbers.restarts == 1 and model.state is State.READY for model in found))

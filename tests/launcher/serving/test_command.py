@@ -1,0 +1,118 @@
+"""The command as a process of its own: signals at any time, and models that cannot be loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import onnx
+import psutil
+import pytest
+from onnx import TensorProto, helper
+
+SECONDS = 60.0
+
+
+@contextlib.contextmanager
+def command(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], Callable[[], list[psutil.Process]]]]:
+    """The command, and what says which processes it has started so far."""
+    words = [sys.executable, "-m", "launcher.cli", "serve", *map(str, arguments), "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process, lambda: psutil.Process(process.pid).children(recursive=True)
+        finally:
+            process.kill()
+
+
+def url_of(process: subprocess.Popen[str]) -> str:
+    """Where it says that it serves."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if " at http" in line:
+            return line.split(" at ")[1].strip()
+    raise AssertionError("it ended before it served")
+
+
+def ended(ranks: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(ranks, SECONDS)
+    return not alive
+
+
+def test_a_signal_while_ranks_load_ends_them(rows: Path) -> None:
+    with command(rows, "--ranks", 2) as (process, children):
+        end = time.monotonic() + SECONDS
+        while len(found := children()) < 2:
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) == 0
+        assert ended(found)
+        assert process.stderr is not None and "Traceback" not in process.stderr.read()
+
+
+def test_a_second_signal_does_not_wait_for_requests(rows: Path) -> None:
+    with command(rows, "--ranks", 2, "--drain", 600) as (process, children):
+        url = url_of(process)
+        assert httpx.get(f"{url}/v2/health/ready").status_code == 200
+        found, (host, port) = children(), url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as slow:
+            slow.sendall(b"POST /v2/models/rows/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
+            time.sleep(0.3)
+            process.send_signal(signal.SIGTERM)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SECONDS) == 0
+        assert found and ended(found)
+
+
+def test_one_model_that_cannot_be_served_ends_all(rows: Path, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "fixed", ends[:1], ends[1:])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
+        tmp_path / "fixed.onnx",
+    )
+    listed = {"models": {"rows": {"model": str(rows), "ranks": 1}}}
+    listed["models"]["fixed"] = {"model": str(tmp_path / "fixed.onnx"), "ranks": 1, "max_batch_size": 2}
+    (tmp_path / "models.json").write_text(json.dumps(listed))
+    with command(tmp_path / "models.json") as (process, children):
+        found: set[psutil.Process] = set()
+        end = time.monotonic() + SECONDS
+        while process.poll() is None:
+            assert time.monotonic() < end
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found |= set(children())
+            time.sleep(0.01)
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert process.returncode == 2 and "whose first axis is no open batch" in said, said
+        assert "Traceback" not in said and found and ended(list(found))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--name", "a/b"], "--name: expected a name without slashes"),
+        (["--name", ""], "--name: expected a name without slashes"),
+        (["--host", ""], "--host: expected an address"),
+        (["--host", "a" * 80], "this address cannot be used"),
+        (["--tls-certificate", "no.pem", "--tls-key", "no.pem"], "--tls-certificate no.pem"),
+        (["--token-file", "no-such"], "--token-file no-such"),
+    ],
+)
+def test_wrong_usage(rows: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from launcher.cli import main
+
+    assert main(["serve", str(rows), "--port", "0", *arguments]) in {1, 2}
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error
