@@ -25,7 +25,7 @@ from launcher.serving.models import Model
 
 log = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SLOW_SECONDS = 30.0
 """A client that takes nothing of its answer for so long is dropped."""
 _LOOK_SECONDS = 5.0
@@ -131,18 +131,26 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Has the signals end the server; a second one ends it at once."""
+        """Has the signals end the server; a second one ends it at once. One that came while something was
+        imported comes again as an alarm, see `launcher.common.signals`."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        heeded = [one for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]  # as nohup has it
+        for number in (*heeded, signal.SIGALRM):
             loop.add_signal_handler(number, self._told_to_end)
         try:
             yield
         finally:
-            for number in _SIGNALS:
+            for number in (*heeded, signal.SIGALRM):
                 loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to listen; what was told to end meanwhile ends in order."""
+        await super().startup(sockets)
+        if self.should_exit and not self.lifespan.should_exit:
+            await self.shutdown(sockets)
 
     def _told_to_end(self) -> None:
         self.force_exit = self.should_exit

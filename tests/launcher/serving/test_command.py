@@ -58,6 +58,26 @@ def test_a_signal_while_ranks_load_ends_them(rows: Path) -> None:
         assert process.stderr is not None and "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.parametrize("seconds", [0.2, 0.3, 0.4])
+def test_a_signal_while_it_begins_ends_it_in_one_line(rows: Path, seconds: float) -> None:
+    with command(rows, "--ranks", 1) as (process, children):
+        time.sleep(seconds)
+        found = children()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) in {0, 128 + signal.SIGTERM, -signal.SIGTERM}
+        assert ended(found)
+        assert process.stderr is not None and "Traceback" not in process.stderr.read()
+
+
+def test_a_terminal_that_goes_away_ends_it(rows: Path) -> None:
+    with command(rows, "--ranks", 1) as (process, children):
+        url_of(process)
+        found = children()
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(SECONDS) == 0 and ended(found)
+        assert process.stderr is not None and "Traceback" not in process.stderr.read()
+
+
 def test_a_second_signal_does_not_wait_for_requests(rows: Path) -> None:
     with command(rows, "--ranks", 2, "--drain", 600) as (process, children):
         url = url_of(process)
