@@ -22,7 +22,7 @@ from launcher.serving.options import ModelOptions
 def folders(made: dict[str, Job], monkeypatch: pytest.MonkeyPatch) -> list[Path | None]:
     """The log folders of each model's first starts."""
     begun: list[Job] = []
-    monkeypatch.setattr(opening, "group_of", begun.append)
+    monkeypatch.setattr(opening, "group_of", lambda job, *_: begun.append(job))
     offers = [Offer(name, job, ModelOptions()) for name, job in made.items()]
     for model in repository_of(offers, ServeLimits(), Metrics()).models.values():
         for _ in range(3):
