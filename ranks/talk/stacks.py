@@ -25,7 +25,7 @@ SIGNAL = signal.SIGRTMIN + 7 if sys.platform == "linux" else 0
 MOST_BYTES = 64 << 10
 _NAME = "shardrun-stacks"
 _SPY = "py-spy"
-_WRITE_SECONDS, _NAP = 1.0, 0.02
+_WRITE_SECONDS, _NAP = 3.0, 0.02
 SPY_SECONDS = 10.0
 """The most that `native` takes."""
 

@@ -59,6 +59,7 @@ class _Job:
     """A job without ranks, whose end needs a lock."""
 
     world_size, ready, launcher_name = 0, {0: {"inputs": [], "outputs": []}}, "none"
+    failure = None
 
     def __init__(self) -> None:
         self.lock, self.ends = threading.Lock(), 0
