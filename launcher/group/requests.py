@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from launcher.common.interrupts import held_back
 from launcher.errors import LaunchError, RankFailedError, ShardrunError
+from launcher.group import halted
 from launcher.group.answers import CLOSED
-from launcher.group.halted import LOOK_SECONDS
 from launcher.group.serving.alike import judge
 from launcher.group.serving.asked import Asked
 from launcher.group.serving.flight import Flight
@@ -110,7 +110,7 @@ class Requests:
             while len(self._waiting) >= self.most_waiting and self.ended is None:
                 if not block:
                     raise QueueFullError(f"{len(self._waiting)} requests wait already: try again later.")
-                self._space.wait(LOOK_SECONDS)
+                self._space.wait(halted.LOOK_SECONDS)
 
     def tell(self, kind: wire.Kind, fields: Mapping[str, object], age: int) -> None:
         """Tells every rank something that none answers, if these ranks are still those of that ``age``."""
@@ -162,7 +162,7 @@ class Requests:
                 with self._state:
                     self._enter(asked, age)
                 self._pump()
-            while not asked.bell.acquire(timeout=LOOK_SECONDS):
+            while not asked.bell.acquire(timeout=halted.LOOK_SECONDS):
                 self.look()
         except BaseException:  # Ctrl-C: the ranks may compute it to the end, for nobody
             with held_back():

@@ -52,16 +52,18 @@ def read(pid: int, process: int, place: int) -> str:
     with contextlib.suppress(OSError):
         if _NAME not in os.fspath(path.readlink()):
             return ""
-        signal.pidfd_send_signal(process, SIGNAL)
-        if is_stopped(pid):  # it writes where it was stopped before it does anything else
-            signal.pidfd_send_signal(process, signal.SIGCONT)
-        deadline = time.monotonic() + _WRITE_SECONDS
-        while time.monotonic() < deadline:
-            time.sleep(_NAP)
-            with path.open("rb") as written:
-                before, said = said, written.read(MOST_BYTES).decode(errors="replace")
-            if said and said == before:
-                break
+        # Opened before the rank goes on: it may end at once, and what it has written is here all the same.
+        with path.open("rb", buffering=0) as written:
+            signal.pidfd_send_signal(process, SIGNAL)
+            if is_stopped(pid):  # it writes where it was stopped before it does anything else
+                signal.pidfd_send_signal(process, signal.SIGCONT)
+            deadline = time.monotonic() + _WRITE_SECONDS
+            while time.monotonic() < deadline:
+                time.sleep(_NAP)
+                written.seek(0)
+                before, said = said, (written.read(MOST_BYTES) or b"").decode(errors="replace")
+                if said and said == before:
+                    break
     return main_first(said)
 
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from launcher.group.halted import LOOK_SECONDS
+from launcher.group import halted
 from launcher.starters import cause
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Teller:
     def _work(self) -> None:
         while True:
             try:
-                item = self._told.get(timeout=LOOK_SECONDS if self._expected else None)
+                item = self._told.get(timeout=halted.LOOK_SECONDS if self._expected else None)
             except queue.Empty:
                 # Whatever goes wrong with it, who waits for an answer is told it.
                 with contextlib.suppress(Exception):

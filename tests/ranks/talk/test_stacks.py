@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import faulthandler
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
+from ranks.common.processes import is_stopped
 from ranks.talk import stacks
+from tests.launcher.processes import wait_until
 
 
 def _in_another_thread(stop: threading.Event) -> None:
@@ -32,3 +37,27 @@ def test_the_main_thread_is_shown_first(tmp_path: Path) -> None:
     assert found.index("test_the_main_thread_is_shown_first") < found.index("_in_another_thread")
     assert sorted(filter(None, found.splitlines())) == sorted(filter(None, said.splitlines()))
     assert stacks.main_first("") == "" and stacks.main_first("no stacks\n") == "no stacks\n"
+
+
+def test_a_process_that_ends_as_soon_as_it_goes_on_has_shown_where_it_was() -> None:
+    code = (
+        "import os, signal\n"
+        "from ranks.talk import stacks\n"
+        "print(stacks.offer(), flush=True)\n"
+        "def waits():\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "    os._exit(0)\n"
+        "waits()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            place = int(child.stdout.readline())
+            assert wait_until(lambda: is_stopped(child.pid), 10)
+            process = os.pidfd_open(child.pid)
+            try:
+                assert "in waits" in stacks.read(child.pid, process, place)
+            finally:
+                os.close(process)
+        finally:
+            child.kill()
