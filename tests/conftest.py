@@ -152,14 +152,39 @@ LONGEST = (
 )
 
 
+# These leave the processors free for most of their time, because they wait: for time-outs, schedulers, hosts.
+WAITING = (
+    "launcher/clusters/test_failures.py",
+    "launcher/clusters/test_page.py",
+    "launcher/clusters/test_staging.py",
+    "launcher/clusters/test_started_by_others.py",
+    "launcher/clusters/test_two_hosts.py",
+    "launcher/group/test_failure.py",
+    "launcher/group/test_halted.py",
+    "launcher/group/test_led.py",
+    "launcher/submission/test_slurm.py",
+    "ranks/collectives/test_collectives_failure.py",
+    "ranks/collectives/test_collectives_parts.py",
+    "ranks/collectives/test_gloo_meeting.py",
+    "ranks/collectives/test_hierarchical.py",
+    "ranks/run/test_mesh_processes.py",
+)
+_WORKERS = 3
+"""On two processors; each is first given as many tests, in order."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what is slow, file by file, and puts the longest tests in front."""
+    """Marks what is slow, file by file. One worker begins with what waits, another with the longest tests."""
     here = Path(__file__).parent
     files = {item: item.path.relative_to(here).as_posix() for item in items}
     for item, file in files.items():
         if file.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: files[item] not in LONGEST)
+    waiting = [item for item in items if files[item] in WAITING]
+    longest = [item for item in items if files[item] in LONGEST]
+    others = [item for item in items if files[item] not in (*WAITING, *LONGEST)]
+    first = max(0, len(items) // _WORKERS - len(waiting))
+    items[:] = [*waiting, *others[:first], *longest, *others[first:]]
 
 
 def pytest_collection_finish() -> None:
