@@ -47,6 +47,17 @@ def is_stopped(pid: int) -> bool:
     return now is not None and now.stopped
 
 
+def is_running(pid: int) -> bool:
+    """Whether a thread of a process of this host computes, or is ready to and waits for a processor."""
+    with contextlib.suppress(OSError):
+        for thread in os.scandir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
+                text = _text(f"{thread.path}/stat")
+                if text[text.rindex(b")") + 2 :].startswith(b"R"):
+                    return True
+    return False
+
+
 def spent_by_threads(working: Collection[int | None], but: Collection[int | None]) -> tuple[float, bool]:
     """Seconds for which threads of this process have run, all together, and those that are ``working`` also
     for which they were ready to and got no processor; and whether one of them waits now for a disk (or for

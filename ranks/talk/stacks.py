@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from ranks.common.processes import is_stopped
+from ranks.common.processes import is_running, is_stopped
 
 SIGNAL = signal.SIGRTMIN + 7 if sys.platform == "linux" else 0
 """One that programs do not use for themselves."""
@@ -26,6 +26,7 @@ MOST_BYTES = 64 << 10
 _NAME = "shardrun-stacks"
 _SPY = "py-spy"
 _WRITE_SECONDS, _NAP = 3.0, 0.02
+_SETTLED_SECONDS = 0.5  # no more has come from a process that computes
 SPY_SECONDS = 10.0
 """The most that `native` takes."""
 
@@ -57,12 +58,16 @@ def read(pid: int, process: int, place: int) -> str:
             signal.pidfd_send_signal(process, SIGNAL)
             if is_stopped(pid):  # it writes where it was stopped before it does anything else
                 signal.pidfd_send_signal(process, signal.SIGCONT)
-            deadline = time.monotonic() + _WRITE_SECONDS
-            while time.monotonic() < deadline:
+            came = began = time.monotonic()
+            while time.monotonic() < began + _WRITE_SECONDS:
                 time.sleep(_NAP)
+                # It writes word by word, and on a busy machine it may lose its processor in between.
+                busy = is_running(pid)
                 written.seek(0)
                 before, said = said, (written.read(MOST_BYTES) or b"").decode(errors="replace")
-                if said and said == before:
+                if said != before:
+                    came = time.monotonic()
+                elif said and (not busy or time.monotonic() >= came + _SETTLED_SECONDS):
                     break
     return main_first(said)
 

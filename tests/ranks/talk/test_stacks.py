@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+
+import pytest
 
 from ranks.common.processes import is_stopped
 from ranks.talk import stacks
@@ -61,3 +64,28 @@ def test_a_process_that_ends_as_soon_as_it_goes_on_has_shown_where_it_was() -> N
                 os.close(process)
         finally:
             child.kill()
+
+
+def test_one_that_loses_its_processor_while_it_writes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is ready to go on: what it has written so far is not all."""
+    place = os.memfd_create("shardrun-stacks")
+    process = os.pidfd_open(os.getpid())
+    before = signal.signal(stacks.SIGNAL, lambda *_: None)
+    looks: list[int] = []
+
+    def is_running(_: int) -> bool:
+        looks.append(1)
+        if len(looks) in {1, 6}:
+            os.write(place, f"line {len(looks)}\n".encode())
+        return len(looks) < 7
+
+    monkeypatch.setattr(stacks, "is_running", is_running)
+    monkeypatch.setattr(stacks, "_SETTLED_SECONDS", 60.0)
+    monkeypatch.setattr(stacks, "_WRITE_SECONDS", 60.0)
+    try:
+        assert stacks.read(os.getpid(), process, place) == "line 1\nline 6\n"
+        assert len(looks) == 7
+    finally:
+        signal.signal(stacks.SIGNAL, before)
+        os.close(process)
+        os.close(place)
