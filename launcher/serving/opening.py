@@ -67,8 +67,12 @@ class Offer:
         if (pattern := self.options.versions) is None:
             return None
 
+        times: Counter[str] = Counter()
+
         def make(path: Path, version: str) -> Model:
-            job = with_logs(self.job, self.job.logs.of_one(f"version-{version}"))
+            times[version] += 1
+            again = f"-{times[version]}" if times[version] > 1 else ""
+            job = with_logs(self.job, self.job.logs.of_one(f"version-{version}{again}"))
             return replace(self, job=replace(job, model=path))._made(limits, metrics, version)
 
         return Versions(self.name, pattern, make)

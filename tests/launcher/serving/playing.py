@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 
 from launcher.serving.access import Tokens
 from launcher.serving.batching import Batching
@@ -97,8 +98,18 @@ class Gate:
         self.seen += numbers
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[..., object]) -> None:
     end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def ranks_here() -> set[int]:
+    """The process ids of all ranks that this process has started."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "rank" in " ".join(child.cmdline()):
+                found.add(child.pid)
+    return found

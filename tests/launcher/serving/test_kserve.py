@@ -242,13 +242,6 @@ def test_pages_of_other_sites_may_not_ask(http: httpx.Client) -> None:
     assert http.get("/", headers=cross).status_code == 200
 
 
-def test_what_the_ranks_spend_is_told(http: httpx.Client) -> None:
-    assert http.post(URL, json=body()).status_code == 200
-    text = http.get("/metrics").text
-    line = next(line for line in text.splitlines() if 'rank_seconds{in="run",model="rows"}' in line)
-    assert float(line.split()[1]) > 0
-
-
 def test_bodies_beyond_the_limit(http: httpx.Client, server: Running) -> None:
     size = server.context.limits.body + 1
     assert http.post(URL, content=b"x" * size).status_code == 413
