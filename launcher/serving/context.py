@@ -177,9 +177,14 @@ class Frame:
         except Exception as error:
             refusal = refusal_of(error)
             response = json_response(self.error(refusal), refusal.status, refusal.headers)
-        except BaseException:  # the server ends
-            self.ended(call, CLOSED)
-            raise
+        except BaseException as error:
+            if not (context.draining and isinstance(error, asyncio.CancelledError)):
+                self.ended(call, CLOSED)
+                raise
+            refusal = RefusalError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "the server is ending", retry=RETRY_SECONDS
+            )
+            response = json_response(self.error(refusal), refusal.status, refusal.headers)
         response.headers["x-request-id"] = call.id
         if isinstance(response, StreamingResponse):  # its end is when the last of it is sent
             return self._followed(call, response)
@@ -197,6 +202,10 @@ class Frame:
 
             try:
                 await response(scope, receive, noted)
+            except asyncio.CancelledError:
+                if not call.context.draining:
+                    raise
+                log.warning("an answer was cut off: the server is ending")
             finally:
                 self.ended(call, response.status_code if whole else CLOSED)
                 if isinstance(response.body_iterator, AsyncGenerator):

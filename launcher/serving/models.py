@@ -229,12 +229,14 @@ class Served(Model, Generic[R]):
     def look(self) -> None:
         """Notes ranks that have died while nobody asked them: how often they were started again, and whether
         none come any more."""
+        if self._ready is None:
+            return
         restarts = sum(group.restarts for group in self.groups)
         if more := restarts - self._noted:
             self._noted = restarts
             self.numbers.restarts += more
             self.metrics.restarts.labels(self.name).inc(more)
-        if self._ready is None or self.state is not State.FAILED:
+        if self.state is not State.FAILED:
             return
         ready, self._ready = self._ready, None
         self._stage, self.reason = State.FAILED, "its ranks have ended"

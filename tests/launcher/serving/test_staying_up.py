@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from launcher.serving.opening import offers
 from launcher.serving.tensor_model import AHEAD, TensorModel
 from launcher.serving.text_model import TextModel
 from tests.launcher.serving.playing import URL, Gate, Played, ask, played, until
-from tests.launcher.serving.running import running
+from tests.launcher.serving.running import Running, running
 
 
 class Restarting:
@@ -282,3 +283,68 @@ def test_real_deaths_are_noted_while_nobody_asks(texts: Path, rows: Path) -> Non
             if child.pid not in before and "rank" in " ".join(child.cmdline()):
                 child.kill()
         until(lambda: all(model.numbers.restarts == 1 and model.state is State.READY for model in found))
+
+
+@pytest.fixture(scope="module")
+def lasting_texts(texts: Path) -> Iterator[tuple[TextModel, Running, httpx.Client]]:
+    """A language model on one rank that is started again."""
+    limits, metrics = ServeLimits(), Metrics()
+    model = TextModel(
+        "tiny", limits, metrics,
+        open_model=lambda: launcher.load_language_model(
+            texts, ranks=1, launcher="local", threads=1, restart="on-failure"
+        ),
+    )  # fmt: skip
+    with running(model, limits=limits, metrics=metrics) as found, httpx.Client(timeout=60) as client:
+        yield model, found, client
+
+
+ASKED: dict[str, Any] = {
+    "model": "tiny", "prompt": "hello", "max_tokens": 20, "temperature": 0, "ignore_eos": True
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_texts_that_have_not_begun_are_begun_again(
+    lasting_texts: tuple[TextModel, Running, httpx.Client], stream: bool
+) -> None:
+    model, found, client = lasting_texts
+    url = f"{found.url}/v1/completions"
+    expected = client.post(url, json=ASKED).json()["choices"][0]["text"]
+    before = model.numbers.restarts
+    (group,) = model.groups
+    os.kill(group.stats[0].pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as threads:
+        sent = threads.submit(httpx.post, url, json={**ASKED, "stream": stream}, timeout=60)
+        until(lambda: model.busy and group._requests._flight)
+        os.kill(group.stats[0].pid, signal.SIGKILL)
+        answer = sent.result()
+    assert answer.status_code == 200
+    if stream:
+        pieces = [
+            json.loads(line.removeprefix("data: "))
+            for line in answer.text.splitlines()
+            if line.startswith("data: {")
+        ]
+        assert "".join(piece["choices"][0]["text"] for piece in pieces) == expected
+    else:
+        assert answer.json()["choices"][0]["text"] == expected
+    until(lambda: model.numbers.restarts == before + 1)
+
+
+def test_texts_are_unloaded_while_their_ranks_are_started_again(
+    lasting_texts: tuple[TextModel, Running, httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for these ranks, such as an engine with a new text, waits no longer."""
+    monkeypatch.setattr("launcher.group.serving.crew.pause", lambda number: 60.0)
+    model, found, client = lasting_texts
+    (group,) = model.groups
+    repository = f"{found.url}/v2/repository/models/tiny"
+    os.kill(group.stats[0].pid, signal.SIGKILL)
+    until(lambda: model.state is State.LOADING)
+    answer = client.post(f"{found.url}/v1/completions", json={**ASKED, "prompt": ["hello"]}, timeout=0.5)
+    assert answer.status_code == 503 and "retry-after" in answer.headers
+    assert client.post(f"{repository}/unload").status_code == 200
+    assert model.state is State.UNLOADED and group.state == "closed"
+    assert client.post(f"{repository}/load").status_code == 200
+    assert client.post(f"{found.url}/v1/completions", json=ASKED).status_code == 200
