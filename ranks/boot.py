@@ -1,4 +1,4 @@
-"""What every started process runs: ``python -m ranks.boot serve MODEL [TARGET [PRECISION]]`` or
+"""What every started process runs: ``python -m ranks.boot serve MODEL [TARGET [PRECISION [WEIGHTS]]]`` or
 ``exec SCRIPT [ARG]...``.
 
 It says hello to the launcher, does its work, and makes sure that an exception ends the process at once and
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ranks.talk.control import Control
 
-USAGE = "usage: python -m ranks.boot serve MODEL [TARGET [PRECISION]] | exec SCRIPT [ARG]..."
+USAGE = "usage: python -m ranks.boot serve MODEL [TARGET [PRECISION [WEIGHTS]]] | exec SCRIPT [ARG]..."
 
 
 _FAR = "tcp:"
@@ -88,7 +88,7 @@ def main(program: Sequence[str]) -> None:
         if program[0] == "serve":
             from ranks.run.serve import serve
 
-            serve(identity, control, *program[1:4], told=told)
+            serve(identity, control, *program[1:5], told=told)
         else:
             from ranks.compat import run_script
 

@@ -55,7 +55,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="default: 8000; 0: a free one, which is said",
     )
     net.add_argument(
-        "--token-file", metavar="FILE", type=Path, help="tokens, one a line, of which clients must send one"
+        "--token-file",
+        metavar="FILE",
+        type=Path,
+        help="tokens, one a line, of which clients must send one; `TOKEN admin` may change models",
     )
     net.add_argument(
         "--tls-certificate", metavar="FILE.pem", type=Path, help="serve https with this certificate"
@@ -93,13 +96,15 @@ def run(args: argparse.Namespace) -> int:
     from launcher.serving.context import Context
     from launcher.serving.limits import LIMIT_OPTIONS, ServeLimits
     from launcher.serving.metrics import Metrics
-    from launcher.serving.opening import offers, repository_of
+    from launcher.serving.opening import offers, repository_of, weight_folders
+    from launcher.serving.seeing.traces import traces_here
 
     flags = vars(args)
     limits = changed(ServeLimits(), {name: flags[name] for name in LIMIT_OPTIONS if name in flags})
     metrics = Metrics()
     own = {name: value for name, value in flags.items() if name not in LIMIT_OPTIONS}
-    repository = repository_of(offers(own, flags.get("config"), args.name), limits, metrics)
+    offered = offers(own, flags.get("config"), args.name)
+    repository, folders = repository_of(offered, limits, metrics), weight_folders(offered)
     tokens = Tokens() if args.token_file is None else read_tokens(args.token_file)
     if args.access_log:
         client_log()
@@ -111,5 +116,5 @@ def run(args: argparse.Namespace) -> int:
             say(f"serving {names} at {url}")
             sys.stdout.flush()  # whoever waits for it may read a pipe
 
-    server.serve(Context(repository, limits, metrics, tokens), listening, ready)
+    server.serve(Context(repository, limits, metrics, tokens, folders, traces_here()), listening, ready)
     return 0

@@ -10,6 +10,8 @@ EXPECTED = f"{NEVER}, {ON_FAILURE} or {ON_FAILURE}:N"
 MOST, HIGHEST = 5, 1000
 PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before each restart of a row; the last one for all that follow."""
+CALM_SECONDS = 60.0
+"""Restarts within so many seconds are a row for these pauses, whatever was answered in between."""
 
 
 def parse_restart(text: str) -> int:

@@ -142,6 +142,16 @@ class Engine:
         """Whether it takes no more requests: it was closed, or has failed."""
         return self._closing
 
+    @property
+    def waiting(self) -> int:
+        """Requests whose turn has not come."""
+        return len(self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is not answered."""
+        return bool(self._waiting or self._requests)
+
     def close(self) -> None:
         """Ends all requests, and the thread. Safe to call twice."""
         with self._changed:

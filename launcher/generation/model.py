@@ -36,6 +36,8 @@ class LanguageModel:
     tokenizer: Tokenizer | None = None
     template: ChatTemplate | None = None
     draft: Decoder | None = None
+    groups: Sequence[Ranks] = ()
+    """What computes its graphs, where that was started for it."""
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
 
     def generate(

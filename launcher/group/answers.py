@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from launcher.errors import ShardrunError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
 
 
 CLOSED = "This group was closed: start another one."
+
+
+class PredictError(ShardrunError):
+    """The model could not compute these inputs; the group is still good."""
 
 
 class Answers(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +13,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from launcher.common.report import warn_unsplit
-from launcher.errors import LaunchError
+from launcher.errors import LaunchError, RankFailedError
 from launcher.group.model import ReadyModel
-from launcher.group.ready import RankStats, spec_of, stats_of
+from launcher.group.ready import RankStats, spec_of, stats_of, weight_of
 from launcher.group.serving.crew import Crew
-from launcher.group.serving.series import check_ahead, in_order, in_order_async
 from launcher.group.starting import prepared
 from launcher.inspection.reference import refer
 from launcher.job.start_arguments import Start, StartArguments, count_ranks
 from ranks.cache.locks import Pin, keeping
 from ranks.common.elsewhere import ELSEWHERE
+from ranks.common.tensors import TensorSpec
 from ranks.models.imported import naming
 from ranks.talk import wire
 from sharding.common.text import counted
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from typing_extensions import Unpack
 
-    from launcher.errors import ShardrunError
     from launcher.group.requests import Requests
     from launcher.group.serving.crew import State
     from launcher.group.serving.runs import RanksRun
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from launcher.group.watch import Job
     from ranks.common.progress import Progress
     from ranks.state.session import Wish
-    from ranks.talk.reports import RunReport, StateReport
+    from ranks.talk.reports import RunReport, StateReport, WorkReport
     from sharding.common.arrays import Array
     from sharding.demands.options import SliceOptions
 
@@ -66,6 +65,8 @@ class Group(ReadyModel):
         """The arguments but ``model`` are those of `launcher.group.serving.crew.Crew`."""
         self.kept: Sequence[Pin] = ()
         self.given: GivenModel | None = None
+        self.weights_version = 0
+        """How often weights were replaced."""
         self._model = model
         self._lock = threading.Lock()
         self._host: RanksHost | None = None
@@ -134,42 +135,41 @@ class Group(ReadyModel):
         """
         return self._requests.submit(self._tensors(feeds), block=block)
 
-    def map(
-        self,
-        feeds: Iterable[Mapping[str, Array]],
-        *,
-        ahead: int | None = None,
-        timeout: float | None = None,
-        return_errors: bool = False,
-    ) -> Iterator[dict[str, Array] | ShardrunError]:
-        """The outputs for each of many inputs, in their order. The inputs are read as outputs are taken, and
-        at most ``ahead`` requests (8) before the first that is not taken yet.
-
-        ``return_errors``: what is wrong with single inputs is given in its place, and not raised.
-        ``timeout``: seconds to wait for one answer before `TimeoutError` is raised. Raises `ConfigError`.
-        """
-        return in_order(feeds, self.submit, ahead=check_ahead(ahead), timeout=timeout, errors=return_errors)
-
-    async def predict_async(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """`predict` for an event loop, which goes on meanwhile; no thread waits. A task that is cancelled
-        gives its place up where its request waits."""
-        import asyncio
-
-        return await asyncio.wrap_future(self._submit_unbounded(feeds))
-
-    def map_async(
-        self,
-        feeds: Iterable[Mapping[str, Array]] | AsyncIterable[Mapping[str, Array]],
-        *,
-        ahead: int | None = None,
-        return_errors: bool = False,
-    ) -> AsyncIterator[dict[str, Array] | ShardrunError]:
-        """`map` for an event loop."""
-        return in_order_async(feeds, self._submit_unbounded, ahead=check_ahead(ahead), errors=return_errors)
-
     def _submit_unbounded(self, feeds: Mapping[str, Array]) -> Future[dict[str, Array]]:
-        # Who waits is a coroutine that is there in any case.
         return self._requests.submit(self._tensors(feeds), bounded=False)
+
+    @property
+    def variable_weights(self) -> list[TensorSpec]:
+        """The weights that `update_weights` takes, with their types and shapes."""
+        return [TensorSpec(*weight_of(item)) for item in self._job.ready[0].get("variable", [])]
+
+    def update_weights(self, weights: Mapping[str, Array]) -> int:
+        """Replaces weights that were named to `start`, all at once on all ranks, between two requests: each
+        request sees all old or all new values. Returns how many such updates there were.
+
+        Ranks that are started again get them, too; while they are, this waits. Raises `WeightsError`
+        where a name, type or shape is wrong, and what `predict` raises; then nothing has changed.
+        """
+        from launcher.group.serving.renewal import checked
+
+        self._check_open()
+        given = checked(weights, self.variable_weights)
+        self._requests.ask(wire.Kind.WEIGHTS, {}, given)
+        with self._lock:
+            self.weights_version += 1
+            return self.weights_version
+
+    def work(self) -> dict[int, WorkReport]:
+        """What `said` has; has the ranks say it again, between two requests."""
+        found = self.said
+        with contextlib.suppress(LaunchError, RankFailedError):
+            self._requests.tell(wire.Kind.STATS, {}, self.age)
+        return found
+
+    @property
+    def said(self) -> dict[int, WorkReport]:
+        """What each rank said last of its work, by rank."""
+        return cast("dict[int, WorkReport]", dict(self._requests.spent.of_ranks))
 
     @property
     def run_seconds(self) -> float:
@@ -262,7 +262,8 @@ def start(
     """
     how = Start.asked("start", StartArguments, options, named)
     how.check_target()
-    _ = how.seconds, how.table, how.restarts  # what is wrong with them is said before the model is looked at
+    # What is wrong with them is said before the model is looked at.
+    _ = how.seconds, how.table, how.restarts, how.weights_text
     if how.restarts and not is_path(model):
         given = GivenModel(model)
         with naming(given.path, "the given model"):
@@ -281,9 +282,11 @@ def _started(path: Path, how: Start) -> Group:
     made = sliced_for(path, size, how) if reference.kind == "file" else path
     if made.is_dir():
         warn_unsplit(made, path)
-    asked = [how.precision.to_text()] if how.precision else []
+    words = [how.target, how.precision.to_text() if how.precision else "", how.weights_text]
+    while not words[-1]:
+        words.pop()
     # Links stay links: the data of a model that is one may lie beside its name.
-    program = ["serve", str(made.absolute()), how.target, *asked]
+    program = ["serve", str(made.absolute()), *words]
 
     def begun(restarts: int) -> StartedJob:
         if not restarts:

@@ -18,6 +18,7 @@ from launcher.generation.model import LanguageModel, assemble
 from launcher.generation.options import GENERATE, GenerateOptions
 from launcher.generation.sample import Event
 from launcher.generation.stateful import Program, program_of
+from launcher.group.group import Group
 from launcher.group.group import start as start_group
 from launcher.group.model import ReadyModel
 from ranks.common.elsewhere import ELSEWHERE
@@ -57,6 +58,7 @@ def load_language_model(
     several = guesser is not None or len(folder.parts) > 1
     options = options or SliceOptions()
     asked = replace(options, sums=options.sums or "auto")
+    groups: list[Group] = []
 
     @contextlib.contextmanager
     def started(path: Path, *, by_one: bool = False) -> Iterator[Program]:
@@ -69,6 +71,7 @@ def load_language_model(
             else:
                 own["logs"] = logs.of_one(folder.name_of(path))
         with start_group(path, options=asked, **own) as group:
+            groups.append(group)
             yield program_of(group)
 
     with contextlib.ExitStack() as stack:
@@ -77,7 +80,9 @@ def load_language_model(
             by_one = functools.partial(started, by_one=True)
             loaded.draft = stack.enter_context(assemble(guesser, by_one)).decoder
         kept = stack.pop_all()
-    made = LanguageModel(loaded.decoder, loaded.manner, loaded.tokenizer, loaded.template, loaded.draft, kept)
+    made = LanguageModel(
+        loaded.decoder, loaded.manner, loaded.tokenizer, loaded.template, loaded.draft, groups, kept
+    )
     # Whoever collects it may hold what the end of its ranks waits for.
     ELSEWHERE.when_gone(made, kept.close)
     return made

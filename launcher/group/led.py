@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -15,6 +17,7 @@ from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunE
 from launcher.group.group import sliced_for
 from launcher.group.model import ReadyModel
 from launcher.group.requests import PredictError
+from launcher.group.serving.turns import Turns
 from launcher.inspection.reference import refer
 from launcher.job.start_arguments import RankArguments, Start, check_numbers, count_ranks
 from ranks.collectives.broadcast import Spreader
@@ -49,6 +52,7 @@ class LedModel(ReadyModel):
         self._leader, self._place = leader, place
         self._host: _LedHost | None = None
         self._lock = threading.Lock()
+        self._turns = Turns()
 
     def predict(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs, by name, for one set of inputs, by name. Calls from several threads take turns.
@@ -59,6 +63,24 @@ class LedModel(ReadyModel):
         tensors = self._tensors(feeds)
         with _told():
             return self._leader.run(self._place, tensors)
+
+    def submit(self, feeds: Mapping[str, Array], *, block: bool = True) -> Future[dict[str, Array]]:
+        """As `launcher.Group.submit`; the ranks work on one request at a time. What still waits at the end of
+        the work is cancelled."""
+        work = functools.partial(self.predict, self._kept(feeds))
+        return self._turns.submit(work, block=block)
+
+    def _submit_unbounded(self, feeds: Mapping[str, Array]) -> Future[dict[str, Array]]:
+        work = functools.partial(self.predict, self._kept(feeds))
+        return self._turns.submit(work, block=True, bounded=False)
+
+    def _kept(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Copies, for the caller may change the arrays from now on."""
+        return {name: array.copy() for name, array in self._tensors(feeds).items()}
+
+    def close(self, *, wait: bool = True) -> None:
+        """Nothing more is asked. ``wait``: returns when what is asked now is answered."""
+        self._turns.close(wait=wait)
 
     @property
     def session_host(self) -> Host:
@@ -139,8 +161,16 @@ def lead_models(
             raise kind(f"rank 0 cannot {verb} (it says why)")
         return None
     leader = Leader(models, spreader)
+    led = [LedModel(leader, place) for place in range(len(models))]
     try:
-        result = work([LedModel(leader, place) for place in range(len(models))])
+        try:
+            result = work(led)
+        except BaseException:
+            for one in led:
+                one.close(wait=False)
+            raise
+        for one in led:
+            one.close()
     except BaseException as error:
         usage = isinstance(error, ShardrunError) and (isinstance(error, ConfigError) or is_usage(error))
         with contextlib.suppress(CollectiveError):
@@ -185,6 +215,7 @@ def lead(
     `ConfigError` then, and what `launcher.start` raises for a model and arguments that do not fit.
     """
     from ranks.identity.identity import identify
+    from ranks.run.executor import LoadOptions
     from ranks.run.target import load
 
     how = Start.asked("lead", RankArguments, options, named)
@@ -199,6 +230,6 @@ def lead(
     made = sliced_for(path, size, how) if reference.kind == "file" else path
     loaded = load(
         made.absolute(), identity, how.target,
-        collectives=how.collectives, threads=how.threads, timeout=how.seconds,
+        collectives=how.collectives, threads=how.threads, options=LoadOptions(timeout=how.seconds),
     )  # fmt: skip
     return lead_loaded([loaded], lambda led: work(led[0]))

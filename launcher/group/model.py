@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import ShardrunError
+from launcher.group.serving.series import check_ahead, in_order, in_order_async
 from ranks.common.tensors import TensorSpec, order_feeds, unlike
 
 if TYPE_CHECKING:
@@ -38,6 +40,47 @@ class ReadyModel(ABC):
     @abstractmethod
     def predict(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs, by name, for one set of inputs, by name."""
+
+    @abstractmethod
+    def submit(self, feeds: Mapping[str, Array], *, block: bool = True) -> Future[dict[str, Array]]:
+        """A future of what `predict` returns or raises; inputs that do not fit are refused here."""
+
+    @abstractmethod
+    def _submit_unbounded(self, feeds: Mapping[str, Array]) -> Future[dict[str, Array]]:
+        """`submit` for a coroutine, which waits in any case: any number may wait."""
+
+    def map(
+        self,
+        feeds: Iterable[Mapping[str, Array]],
+        *,
+        ahead: int | None = None,
+        timeout: float | None = None,
+        return_errors: bool = False,
+    ) -> Iterator[dict[str, Array] | ShardrunError]:
+        """The outputs for each of many inputs, in their order. The inputs are read as outputs are taken, and
+        at most ``ahead`` requests (8) before the first that is not taken yet.
+
+        ``return_errors``: what is wrong with single inputs is given in its place, and not raised.
+        ``timeout``: seconds to wait for one answer before `TimeoutError` is raised. Raises `ConfigError`.
+        """
+        return in_order(feeds, self.submit, ahead=check_ahead(ahead), timeout=timeout, errors=return_errors)
+
+    async def predict_async(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """`predict` for an event loop, which goes on meanwhile; no thread waits. A task that is cancelled
+        gives its place up where its request waits."""
+        import asyncio
+
+        return await asyncio.wrap_future(self._submit_unbounded(feeds))
+
+    def map_async(
+        self,
+        feeds: Iterable[Mapping[str, Array]] | AsyncIterable[Mapping[str, Array]],
+        *,
+        ahead: int | None = None,
+        return_errors: bool = False,
+    ) -> AsyncIterator[dict[str, Array] | ShardrunError]:
+        """`map` for an event loop."""
+        return in_order_async(feeds, self._submit_unbounded, ahead=check_ahead(ahead), errors=return_errors)
 
     @abstractmethod
     def _check_open(self) -> None:

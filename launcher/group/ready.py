@@ -12,7 +12,8 @@ from sharding.common.ranges import in_ranges
 
 if TYPE_CHECKING:
     from launcher.group.watch import Job
-    from ranks.talk.reports import Ready, TensorReport
+    from ranks.talk.reports import Ready, TensorReport, WeightReport
+    from sharding.common.arrays import DType
 
 _SHOWN = 8
 
@@ -66,6 +67,11 @@ def spec_of(item: TensorReport) -> TensorSpec:
     """An input or output."""
     dtype = wire.dtype_named(item["dtype"])
     return TensorSpec(item["name"], dtype, tuple(item["shape"]), open_rank=item["open_rank"])
+
+
+def weight_of(item: WeightReport) -> tuple[str, DType, tuple[int, ...]]:
+    """A weight that can be replaced: its name, type and shape."""
+    return item["name"], wire.dtype_named(item["dtype"]), tuple(item["shape"])
 
 
 def stats_of(rank: int, job: Job, ready: Ready) -> RankStats:

@@ -6,7 +6,6 @@ rank waits for this process between two of them. What else is asked waits here, 
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -16,11 +15,12 @@ from typing import TYPE_CHECKING
 from launcher.common.interrupts import held_back
 from launcher.errors import LaunchError, RankFailedError, ShardrunError
 from launcher.group import halted
-from launcher.group.answers import CLOSED
-from launcher.group.serving.alike import judge
+from launcher.group.answers import CLOSED, PredictError
+from launcher.group.serving.alike import heard
 from launcher.group.serving.asked import Asked
 from launcher.group.serving.flight import Flight
 from launcher.group.serving.lookout import Lookout
+from launcher.group.serving.renewal import Renewal
 from launcher.group.serving.runs import RanksRun
 from launcher.group.serving.spent import Spent
 from launcher.group.serving.teller import Teller
@@ -35,12 +35,9 @@ if TYPE_CHECKING:
     Outputs = dict[str, Array]
     Unlike = tuple[int, Mapping[str, object]]
 
+__all__ = ["MOST_TRIES", "MOST_WAITING", "PredictError", "Requests"]
 MOST_WAITING, MOST_TRIES = 1000, 2  # futures that may wait to be sent; and how often each is
 _INTERRUPTED = "This group's last request was interrupted: start another one."
-
-
-class PredictError(ShardrunError):
-    """The model could not compute these inputs; the group is still good."""
 
 
 class Requests:
@@ -65,7 +62,7 @@ class Requests:
         self._teller, self._lookout = Teller(self.look), Lookout()
         self.age = 0
         """How many other ranks there were before these."""
-        self.spent, self.most_waiting = Spent(), MOST_WAITING
+        self.spent, self.most_waiting, self.renewal = Spent(), MOST_WAITING, Renewal()
         self._job = job
         job.answers = self
 
@@ -75,9 +72,11 @@ class Requests:
         """The outputs, by name. Raises as `Group.predict` does. ``age``: that of the ranks that it is for."""
         return self._await(Asked(wire.Kind.PREDICT, fields, tensors), age).tensors
 
-    def ask(self, kind: wire.Kind, fields: Mapping[str, object]) -> wire.Message:
-        """The answer to a request without tensors. Raises as `Group.predict` does."""
-        return self._await(Asked(kind, fields, {}), None)
+    def ask(
+        self, kind: wire.Kind, fields: Mapping[str, object], tensors: Outputs | None = None
+    ) -> wire.Message:
+        """The answer to a request that gives no outputs. Raises as `Group.predict` does."""
+        return self._await(Asked(kind, fields, tensors or {}), None)
 
     def submit(self, tensors: Outputs, *, block: bool = True, bounded: bool = True) -> Future[Outputs]:
         """A future of the outputs. ``block``: waits while too many wait, else `QueueFullError` is raised;
@@ -280,10 +279,15 @@ class Requests:
         """See `Answers.take`; an answer that nobody waits for any more is dropped."""
         with self._state:
             asked = self._flight.get(message.fields.get("request"))
-            if message.kind is wire.Kind.FAILED:
+            if message.kind is wire.Kind.STATS:
+                self.spent.of_ranks[rank] = message.fields
+            elif message.kind is wire.Kind.FAILED:
                 if asked is None:  # rank 0 had answered for all
                     return rank, message.fields
-                self._failed(asked, rank, message.fields)
+                error, after = heard(self._job, asked, rank, message.fields)
+                self._after += after
+                if error is not None:
+                    self._finish(asked, None, error)
             elif asked is None:
                 return None
             elif message.kind is wire.Kind.TOKENS and asked.run is not None:
@@ -306,23 +310,12 @@ class Requests:
             call()
         self._pump()
 
-    def _failed(self, asked: Asked, rank: int, fields: Mapping[str, object]) -> None:
-        """A rank could not compute a request: if none could, they are still in step and the group is good."""
-        job = self._job
-        asked.failed[rank] = fields
-        if len(asked.failed) == job.world_size:
-            text = str(next(iter(asked.failed.values())).get("message"))
-            self._finish(asked, None, PredictError(text))
-            resume = {"request": fields.get("request")}
-            for other in range(job.world_size):
-                self._after.append(functools.partial(job.send, other, wire.Kind.RESUME, resume))
-        elif len(asked.failed) == 1:
-            self._after.append(functools.partial(judge, job, asked, rank, fields))
-
     def _finish(self, asked: Asked, result: wire.Message | None, error: ShardrunError | None) -> None:
         """A request is answered, or never will be. Holds the job's ``changed`` and ``_state``."""
         self._flight.land(asked)
         self._lookout.moved()
+        if result is not None and self._again is not None:
+            self.renewal.note(asked)
         asked.done, asked.result, asked.error, asked.tensors = True, result, error, {}
         if asked.run is not None:
             made, failed = asked.run.came, error
@@ -363,7 +356,9 @@ class Requests:
         with self._sending, job.changed:  # nobody is sending to the ranks before
             with self._state:
                 self._job, self.down, job.answers = job, None, self
-                self.age, self.spent.answered = self.age + 1, 0
+                self.age, self.spent.answered, self.spent.of_ranks = self.age + 1, 0, {}
+                if (renewed := self.renewal.again()) is not None:
+                    self._waiting.appendleft(renewed)
                 self._lookout.moved()
             self.check()
         self._pump()

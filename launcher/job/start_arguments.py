@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from ranks.precision.request import Asked
     from sharding.demands.options import SliceOptions
 
+_MOST_WEIGHTS = 100_000
+"""Characters of all names of variable weights, which are one argument of a rank: Linux takes 128 KiB."""
 _AROUND_US = {RANK, TORCHELASTIC_RUN_ID, settings.JOB.name}
 
 
@@ -70,6 +73,8 @@ class StartArguments(RankArguments, total=False):
     """Where the lines go that they print."""
     restart: str
     """Whether ranks that are lost are started again: "never" (default), "on-failure" or "on-failure:N"."""
+    variable_weights: Sequence[str]
+    """The names of weights that `launcher.Group.update_weights` may replace."""
     progress: Progress | None
     """Called with how many ranks are ready, what the others have loaded as parts of one, and of how many."""
 
@@ -93,6 +98,7 @@ class Start:
     placement: Placement = field(default_factory=Placement)
     logs: Logs = field(default_factory=Logs)
     restart: str = NEVER
+    variable_weights: Sequence[str] = ()
     progress: Progress | None = None
 
     @classmethod
@@ -114,6 +120,21 @@ class Start:
         if self.target not in TARGETS:
             raise ConfigError(unknown(self.target))
         check_collectives(self.collectives, self.target)
+
+    @property
+    def weights_text(self) -> str:
+        """The weights that may be replaced as ranks are told of them; "" for none. Raises `ConfigError`."""
+        names = self.variable_weights
+        if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+            raise ConfigError(
+                f"variable_weights: expected a list of names of weights, found {str(names)[:80]!r}"
+            )
+        text = json.dumps(list(dict.fromkeys(names))) if names else ""
+        if len(text) > _MOST_WEIGHTS:
+            raise ConfigError(
+                f"variable_weights: expected at most {_MOST_WEIGHTS} characters of names, found {len(text)}"
+            )
+        return text
 
     @cached_property
     def places(self) -> Places | None:

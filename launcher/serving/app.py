@@ -17,7 +17,9 @@ from launcher.serving.kserve.routes import routes as kserve_routes
 from launcher.serving.metrics import TYPE
 from launcher.serving.openai.routes import routes as openai_routes
 from launcher.serving.page import routes as page_routes
-from launcher.serving.tensor_model import TensorModel
+from launcher.serving.seeing.numbers import ask_ranks
+from launcher.serving.upkeep.routes import routes as upkeep_routes
+from launcher.serving.upkeep.weights import Updates
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -35,20 +37,23 @@ def application(
                 await stack.enter_async_context(lifespan())
             yield
 
+    context.metrics.watch(lambda: context.repository.all)
     frame = Frame(context, "metrics", lambda refusal: {"error": str(refusal)})
     routes = [
         *kserve_routes(context),
         *openai_routes(context),
         *page_routes(context),
+        *upkeep_routes(context, Updates(context.folders)),
         Route("/metrics", frame(_metrics)),
     ]
     return Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: _refused})
 
 
 async def _metrics(call: Call) -> Response:
-    for model in call.context.repository.models.values():
-        if isinstance(model, TensorModel):
-            model.tell_spent()
+    models = call.context.repository.all
+    for model in models:
+        model.look()
+    await ask_ranks(models)
     return Response(call.context.metrics.text(), media_type=TYPE)
 
 

@@ -111,12 +111,12 @@ class Batching:
         if (why := self.dependent([spec.name for spec in specs])) is not None:
             raise ConfigError(f"--max-batch-size: requests cannot be joined, for {why}")
 
-    async def fill(self, batch: Batch[F], queue: FairQueue[F]) -> None:
-        """Adds requests that fit the first of the batch."""
+    async def fill(self, batch: Batch[F], queue: FairQueue[F], *, wait: bool = True) -> None:
+        """Adds requests that fit the first of the batch. ``wait``: also those that come in time."""
         kind = _kind(batch.requests[0]) if self.rows > 1 else None
         if kind is None:
             return
-        count, until = batch.rows, time.monotonic() + self.seconds
+        count, until = batch.rows, time.monotonic() + self.seconds * wait
         while count < self.rows:
             room = self.rows - count
             more = queue.take_if(functools.partial(_fits, kind, room))

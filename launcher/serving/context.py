@@ -12,20 +12,23 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from launcher.serving.access import ACCESS, Tokens, check_site, client_of
+from launcher.serving.access import ACCESS, Role, Tokens, check_site, client_of
 from launcher.serving.bodies import object_of, read_body
 from launcher.serving.refusals import RETRY_SECONDS, RefusalError, refusal_of
+from launcher.serving.seeing.traces import CURRENT, Trace, Traces
+from launcher.serving.seeing.usage import USAGE, Usage
 
 if TYPE_CHECKING:
     from launcher.serving.limits import ServeLimits
     from launcher.serving.metrics import Metrics
-    from launcher.serving.models import Repository
+    from launcher.serving.models import Model, Repository
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -43,6 +46,9 @@ class Context:
     limits: ServeLimits
     metrics: Metrics
     tokens: Tokens = field(default_factory=Tokens)
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    """Where new weights may be taken from, by model."""
+    traces: Traces = field(default_factory=Traces)
     starting: bool = True
     draining: bool = False
     since: float = field(default_factory=time.monotonic)
@@ -64,7 +70,14 @@ class Call:
     began: float = field(default_factory=time.perf_counter)
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """What is done when it has ended, however."""
+    usage: Usage = field(default_factory=Usage)
+    trace: Trace | None = None
     _held: int = 0
+
+    def use(self, model: Model) -> None:
+        """This is the model that it needs, until it has ended."""
+        self.model = model.name
+        self.closing.enter_context(model.used())
 
     async def body(self) -> bytes:
         """The request's body, within the limit."""
@@ -125,20 +138,22 @@ ErrorBody = Callable[[RefusalError], Mapping[str, object]]
 
 @dataclass(frozen=True)
 class Frame:
-    """Makes endpoints of a protocol's handlers. ``error``: the body of its errors; ``free``: whether no
-    token is needed."""
+    """Makes endpoints of a protocol's handlers. ``error``: the body of its errors; ``role``: who may ask;
+    ``free``: everybody."""
 
     context: Context
     protocol: str
     error: ErrorBody
 
-    def __call__(self, handler: Handler, *, free: bool = False) -> Callable[[Request], Awaitable[ASGIApp]]:
+    def __call__(
+        self, handler: Handler, *, free: bool = False, role: Role = Role.USER
+    ) -> Callable[[Request], Awaitable[ASGIApp]]:
         async def endpoint(request: Request) -> ASGIApp:
-            return await self._answer(handler, request, free)
+            return await self._answer(handler, request, Role.FREE if free else role)
 
         return endpoint
 
-    async def _answer(self, handler: Handler, request: Request, free: bool) -> ASGIApp:
+    async def _answer(self, handler: Handler, request: Request, role: Role) -> ASGIApp:
         context, authorization = self.context, request.headers.get("authorization")
         client = client_of(authorization, request.client.host if request.client else "")
         given = request.headers.get("x-request-id", "")
@@ -147,21 +162,29 @@ class Frame:
             request,
             given[:64] if given.isascii() and given.isprintable() and given else uuid.uuid4().hex,
             client,
+            trace=context.traces.request(request.method, _route(request), request.headers),
         )
+        # Each request has a task of its own, and so a context: whatever works for it finds these.
+        USAGE.set(call.usage)
+        CURRENT.set(call.trace)
         context.metrics.open.inc()
         try:
             check_site(request.method, request.headers.get("sec-fetch-site"))
-            if not free:
-                context.tokens.check(authorization)
+            context.tokens.check(authorization, role)
             response = await handler(call)
         except ClientDisconnect:
             response = Response(status_code=CLOSED)
         except Exception as error:
             refusal = refusal_of(error)
             response = json_response(self.error(refusal), refusal.status, refusal.headers)
-        except BaseException:  # the server ends
-            self.ended(call, CLOSED)
-            raise
+        except BaseException as error:
+            if not (context.draining and isinstance(error, asyncio.CancelledError)):
+                self.ended(call, CLOSED)
+                raise
+            refusal = RefusalError(
+                HTTPStatus.SERVICE_UNAVAILABLE, "the server is ending", retry=RETRY_SECONDS
+            )
+            response = json_response(self.error(refusal), refusal.status, refusal.headers)
         response.headers["x-request-id"] = call.id
         if isinstance(response, StreamingResponse):  # its end is when the last of it is sent
             return self._followed(call, response)
@@ -179,6 +202,10 @@ class Frame:
 
             try:
                 await response(scope, receive, noted)
+            except asyncio.CancelledError:
+                if not call.context.draining:
+                    raise
+                log.warning("an answer was cut off: the server is ending")
             finally:
                 self.ended(call, response.status_code if whole else CLOSED)
                 if isinstance(response.body_iterator, AsyncGenerator):
@@ -194,11 +221,13 @@ class Frame:
         metrics.open.dec()
         metrics.requests.labels(call.model, self.protocol, str(status)).inc()
         metrics.seconds.labels(call.model, self.protocol).observe(seconds)
+        tokens = call.usage.fields()
+        self.context.traces.ended(call.trace, status, call.model, **tokens)
         if self.protocol not in {"page", "metrics"}:
             self.context.latest.appendleft(
                 {
                     "time": time.time(), "model": call.model, "path": call.request.url.path[:80],
-                    "status": status, "seconds": seconds,
+                    "status": status, "seconds": seconds, **tokens,
                 }
             )  # fmt: skip
         if access.isEnabledFor(logging.INFO):
@@ -208,10 +237,18 @@ class Frame:
                     {
                         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "id": call.id, "client": call.client,
                         "method": request.method, "path": request.url.path[:200], "model": call.model,
-                        "status": status, "seconds": round(seconds, 6),
+                        "status": status, "seconds": round(seconds, 6), **tokens,
                     }
                 )
             )  # fmt: skip
+
+
+def _route(request: Request) -> str:
+    """A request's path with the names of its parts in place of what clients wrote."""
+    path = request.url.path
+    for name, value in request.path_params.items():
+        path = path.replace(f"/{value}", f"/{{{name}}}", 1)
+    return path
 
 
 def json_response(

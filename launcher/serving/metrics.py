@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+if TYPE_CHECKING:
+    from launcher.serving.models import Model
+    from launcher.serving.seeing.numbers import Rate
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -36,9 +43,18 @@ class Metrics:
             buckets=(1, 2, 4, 8, 16, 32, 64, 128),
             registry=own,
         )
+        self.waited = Histogram(
+            "shardrun_queue_seconds", "From a request to when its run began", ["model"], buckets=_SECONDS,
+            registry=own,
+        )  # fmt: skip
         self.restarts = Counter("shardrun_restarts", "Starts after a rank's death", ["model"], registry=own)
         self.prompt_tokens = Counter("shardrun_prompt_tokens", "Tokens of prompts", ["model"], registry=own)
         self.tokens = Counter("shardrun_generated_tokens", "Tokens generated", ["model"], registry=own)
+        self._rates: dict[str, Rate] = {}
+        self._speed = Gauge(
+            "shardrun_generated_tokens_per_second", "Tokens generated in a second, over the last ten",
+            ["model"], registry=own,
+        )  # fmt: skip
         self.first = Histogram(
             "shardrun_first_token_seconds", "From a request to its first token", ["model"], buckets=_SECONDS,
             registry=own,
@@ -50,9 +66,27 @@ class Metrics:
             buckets=_TOKEN_SECONDS,
             registry=own,
         )
-        self.busy = Gauge(
-            "shardrun_rank_seconds", "What rank 0 has spent so far", ["model", "in"], registry=own
-        )
+
+    def watch(self, models: Callable[[], Iterable[Model]]) -> None:
+        """Shows, from now on, what the ranks of these models say, and how fast texts grow."""
+        from launcher.serving.seeing.numbers import RankCollector
+
+        self._registry.register(RankCollector(models))
+
+    def token(self, model: str) -> None:
+        """A token was generated."""
+        self.tokens.labels(model).inc()
+        if (rate := self._rates.get(model)) is None:
+            from launcher.serving.seeing.numbers import Rate
+
+            rate = self._rates[model] = Rate()
+            self._speed.labels(model).set_function(rate.value)
+        rate.add()
+
+    def speed(self, model: str) -> float:
+        """Tokens generated in a second, lately."""
+        rate = self._rates.get(model)
+        return 0.0 if rate is None else rate.value()
 
     def text(self) -> bytes:
         """All of it, in Prometheus' form."""

@@ -1,4 +1,4 @@
-"""Models that a server has: each with ranks of its own, which come back after one of them has died."""
+"""Models that a server has: each with ranks of its own, which their group starts again where they die."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
@@ -21,6 +21,7 @@ from launcher.errors import LaunchError, RankFailedError
 from launcher.serving.refusals import RETRY_SECONDS, RefusalError
 
 if TYPE_CHECKING:
+    from launcher.group.group import Group
     from launcher.serving.limits import ServeLimits
     from launcher.serving.metrics import Metrics
 
@@ -28,10 +29,10 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 T = TypeVar("T")
-MOST_RESTARTS, CALM_SECONDS = 5, 60.0
-"""A model whose ranks died more often than that, each time within so many seconds of the last, stays down."""
 _LOOK_SECONDS = 1.0
-_BACK_OFF = 0.5  # seconds before a second start in a row, doubled for each further one, up to 32
+_ASK_SECONDS = 0.02
+_LONGEST_TEXT = 600.0
+"""How long texts of a version that another one has replaced may still grow."""
 
 
 class State(Enum):
@@ -63,8 +64,27 @@ class Model(ABC):
 
     name: str
     version: str
-    state: State
     numbers: Numbers
+
+    @property
+    @abstractmethod
+    def state(self) -> State:
+        """What may be asked of it."""
+
+    @property
+    @abstractmethod
+    def groups(self) -> Sequence[Group]:
+        """The ranks that it has now."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """Requests that wait for their turn."""
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether anything is to be answered."""
 
     @abstractmethod
     async def load(self) -> None:
@@ -78,29 +98,37 @@ class Model(ABC):
     def look(self) -> None:
         """Notes ranks that have died while nobody asked them."""
 
+    @abstractmethod
+    def used(self) -> contextlib.AbstractContextManager[None]:
+        """Around a request: ranks that are to end when nobody needs them stay for it."""
+
+    @abstractmethod
+    async def retire(self) -> None:
+        """Ends the ranks, once all that is under way is answered."""
+
 
 @dataclass
 class Served(Model, Generic[R]):
-    """One model with ranks of its own; ``again``: whether ranks that died are started again. `_start` and
-    `_stop` run in a thread."""
+    """One model with ranks of its own. `_start` and `_stop` run in a thread."""
 
     name: str
     limits: ServeLimits
     metrics: Metrics
-    again: bool = False
-    restarts: int | None = None
-    """Restarts in a row, each within `CALM_SECONDS` of the last; None: `MOST_RESTARTS`."""
     stopping: threading.Event = field(default_factory=threading.Event)
     """Is set while what `_start` starts is not wanted any more."""
-    state: State = State.UNLOADED
     reason: str = ""
+    """Why it has failed."""
     numbers: Numbers = field(default_factory=Numbers)
     version: str = "1"
+    under_way: int = 0
+    """Requests that need it, from the moment that they name it."""
+    _stage: State = State.UNLOADED
     _ready: R | None = None
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "shardrun start"))
-    _deaths: list[float] = field(default_factory=list)
-    _restarting: asyncio.Task[None] | None = None
+    _noted: int = 0
+    """Restarts of the ranks that there are now which are counted already."""
+    _burial: asyncio.Task[None] | None = None
 
     @abstractmethod
     def _start(self) -> R:
@@ -110,12 +138,32 @@ class Served(Model, Generic[R]):
     def _stop(self, ready: R) -> None:
         """Ends them; blocks."""
 
+    @abstractmethod
+    def _groups(self, ready: R) -> Sequence[Group]:
+        """The groups of ranks among it."""
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """The ranks that it has now."""
+        return () if self._ready is None else self._groups(self._ready)
+
+    @property
+    def state(self) -> State:
+        """What may be asked of it: that of its ranks, once they are there."""
+        if self._stage is not State.READY:
+            return self._stage
+        states = {group.state for group in self.groups}
+        if states & {"failed", "closed"}:
+            return State.FAILED
+        return State.LOADING if "restarting" in states else State.READY
+
     @property
     def ready(self) -> R:
         """What answers. Raises `RefusalError` where the model is not ready."""
-        if self._ready is None or self.state is not State.READY:
-            waits = self.state in {State.LOADING}
-            told = {State.LOADING: "is loading", State.FAILED: "has failed"}.get(self.state, "is not loaded")
+        state = self.state
+        if self._ready is None or state is not State.READY:
+            waits = state is State.LOADING
+            told = {State.LOADING: "is loading", State.FAILED: "has failed"}.get(state, "is not loaded")
             raise RefusalError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 f"the model {self.name!r} {told}" + (": ask again later" if waits else ""),
@@ -132,24 +180,26 @@ class Served(Model, Generic[R]):
     async def load(self) -> None:
         """Starts the ranks, if they are not there. Raises what starting raises."""
         async with self._changing:
+            self.look()
             if self._ready is not None:
                 return
-            self.state, self.reason = State.LOADING, ""
+            await self._buried()
+            self._stage, self.reason = State.LOADING, ""
             self.stopping.clear()
             starting = self._apart(self._started)
             try:
                 self._ready = await asyncio.shield(starting)
             except asyncio.CancelledError:
                 # The thread goes on: what it starts must not stay.
-                self.state = State.UNLOADED
+                self._stage = State.UNLOADED
                 self.stopping.set()
                 with contextlib.suppress(Exception):
                     await self._bury(await starting)
                 raise
             except BaseException as error:
-                self.state, self.reason = State.FAILED, str(error)
+                self._stage, self.reason = State.FAILED, str(error)
                 raise
-            self.state = State.READY
+            self._stage, self._noted = State.READY, 0
             self._begin()
 
     def _apart(self, work: Callable[[], T]) -> asyncio.Future[T]:
@@ -164,76 +214,66 @@ class Served(Model, Generic[R]):
         return ready
 
     async def unload(self) -> None:
-        """Ends the ranks."""
-        restarting, self._restarting = self._restarting, None
-        if restarting is not None:
-            restarting.cancel()
-            await asyncio.wait({restarting})
+        """Ends the ranks, also those that are being started, or started again."""
+        if self._stage is State.LOADING:
+            self.stopping.set()
         async with self._changing:
+            self.look()
             ready, self._ready = self._ready, None
-            self.state = State.UNLOADED
+            self._stage = State.UNLOADED
             await self._end()
             if ready is not None:
                 await self._apart(functools.partial(self._stop, ready))
-
-    @abstractmethod
-    def _gone(self, ready: R) -> bool:
-        """Whether the ranks have died."""
+            await self._buried()
 
     def look(self) -> None:
-        """Notes ranks that have died while nobody asked them."""
-        if self._ready is not None and self._gone(self._ready):
-            self.lost(LaunchError("its ranks have ended while nobody asked them"), self._ready)
-
-    def lost(self, error: BaseException, what: R) -> None:
-        """The ranks ``what`` have failed: they are started again, or the model has failed."""
-        if self._ready is not what:
-            return  # another request has told already
-        log.error("model %s: %s", self.name, error)
-        self._ready = None
-        if self._restarting is not None:
-            self._restarting.cancel()  # one that somebody else was faster than
-        if not self._may_start_again():
-            self.state, self.reason = State.FAILED, str(error)
-            self._restarting = asyncio.create_task(self._bury(what))
+        """Notes ranks that have died while nobody asked them: how often they were started again, and whether
+        none come any more."""
+        if self._ready is None:
             return
-        self.state = State.LOADING
-        self._restarting = asyncio.create_task(self._restart(what))
-
-    def _may_start_again(self) -> bool:
-        """Whether ranks that died now are to be started again; counts their death."""
-        now = time.monotonic()
-        self._deaths = [*(at for at in self._deaths if now - at < CALM_SECONDS), now]
-        most = MOST_RESTARTS if self.restarts is None else self.restarts
-        return self.again and len(self._deaths) <= most
+        restarts = sum(group.restarts for group in self.groups)
+        if more := restarts - self._noted:
+            self._noted = restarts
+            self.numbers.restarts += more
+            self.metrics.restarts.labels(self.name).inc(more)
+        if self.state is not State.FAILED:
+            return
+        ready, self._ready = self._ready, None
+        self._stage, self.reason = State.FAILED, "its ranks have ended"
+        log.error("model %s: its ranks have ended, and none are started again", self.name)
+        self._burial = asyncio.create_task(self._bury(ready))
 
     async def _bury(self, what: R) -> None:
         with contextlib.suppress(Exception):
             await self._apart(functools.partial(self._stop, what))
 
-    async def _restart(self, what: R) -> None:
-        await self._bury(what)
-        while True:
-            if (before := len(self._deaths) - 1) > 0:
-                await asyncio.sleep(_BACK_OFF * 2 ** min(before - 1, 6))
-            self.numbers.restarts += 1
-            self.metrics.restarts.labels(self.name).inc()
-            try:
-                await self.load()
-            except Exception as error:
-                log.error("model %s: its ranks could not be started again: %s", self.name, error)
-                if not self._may_start_again():
-                    return
-                self.state = State.LOADING
-            else:
-                log.warning("model %s: its ranks were started again", self.name)
-                return
+    async def _buried(self) -> None:
+        burial, self._burial = self._burial, None
+        if burial is not None:
+            await asyncio.wait({burial})
 
     async def until_ready(self, deadline: float) -> R:
         """What answers, if need be after a restart. Raises `RefusalError`."""
         while self.state is State.LOADING and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(_ASK_SECONDS)
         return self.ready
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Around a request: ranks that are to end when nobody needs them stay for it."""
+        self.under_way += 1
+        try:
+            yield
+        finally:
+            self.under_way -= 1
+
+    async def retire(self) -> None:
+        """Ends the ranks, once all that is under way is answered."""
+        end = time.monotonic() + max(_LONGEST_TEXT, self.limits.seconds)
+        while self.busy and time.monotonic() < end:
+            await asyncio.sleep(_ASK_SECONDS)
+        with contextlib.suppress(Exception):
+            await self.unload()
 
 
 def is_loss(error: BaseException) -> bool:
@@ -243,10 +283,15 @@ def is_loss(error: BaseException) -> bool:
 
 @dataclass
 class Repository:
-    """The models of a server, by name."""
+    """The models of a server, by name. ``versions``: makes another version of those that may have several;
+    raises `RefusalError` for one that there is not."""
 
     models: dict[str, Model]
     closing: bool = False
+    versions: dict[str, Callable[[str], Model]] = field(default_factory=dict)
+    _beside: dict[str, Model] = field(default_factory=dict)
+    """Versions that are being loaded beside those that answer."""
+    _retiring: dict[asyncio.Task[None], Model] = field(default_factory=dict)
 
     def get(self, name: str, version: str | None = None) -> Model:
         """A model. Raises `RefusalError` for one that is not here."""
@@ -257,29 +302,91 @@ class Repository:
                 HTTPStatus.NOT_FOUND, f"there is no model {name[:80]!r} here: there is {known}"
             )
         if version not in {None, "", found.version}:
+            beside = self._beside.get(name)
+            if beside is not None and beside.version == version:
+                return beside
             raise RefusalError(
-                HTTPStatus.NOT_FOUND, f"the model {name!r} has no version {version!r}: it has {found.version}"
+                HTTPStatus.NOT_FOUND,
+                f"the model {name!r} has no version {str(version)[:40]!r}: it has {found.version}",
             )
         return found
 
+    @property
+    def all(self) -> Iterable[Model]:
+        """All that have ranks, or may have them: also versions that come or go."""
+        return [*self.models.values(), *self._beside.values(), *self._retiring.values()]
+
     async def load_all(self, told: Callable[[Model], Awaitable[None]] | None = None) -> None:
         """Loads one after another, so that each finds the memory that the others have left."""
-        for model in self.models.values():
+        for model in list(self.models.values()):
             await model.load()
             if told is not None:
                 await told(model)
+
+    async def replace(self, name: str, version: str, check: Callable[[Model, Model], None]) -> None:
+        """Loads another version beside the one that answers, has it checked against that one, and lets it
+        answer from then on; the other one ends when all that it was asked is answered.
+
+        Raises what starting and ``check`` raise, and `RefusalError`; the version before goes on then."""
+        before = self.get(name)
+        if before.version == version:
+            await before.load()
+            return
+        if name in self._beside:
+            raise RefusalError(
+                HTTPStatus.CONFLICT,
+                f"version {self._beside[name].version} of {name!r} is being loaded: ask again when it is",
+                retry=RETRY_SECONDS,
+            )
+        if (make := self.versions.get(name)) is None:
+            raise RefusalError(
+                HTTPStatus.NOT_FOUND, f"this server knows of no other versions of the model {name!r}"
+            )
+        found = self._beside[name] = make(version)
+        try:
+            await found.load()
+            if before.state is State.READY:
+                check(found, before)
+            if self.closing:
+                raise RefusalError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is ending")
+        except BaseException:
+            await asyncio.shield(found.unload())
+            raise
+        finally:
+            del self._beside[name]
+        self.models[name] = found
+        retiring = asyncio.create_task(before.retire())
+        self._retiring[retiring] = before
+        retiring.add_done_callback(self._retiring.pop)
+        log.info("the model %s is now version %s", name, version)
+
+    async def unload(self, name: str) -> None:
+        """Ends a model's ranks. Raises `RefusalError` while another version of it is being loaded."""
+        found = self.get(name)
+        if name in self._beside:
+            raise RefusalError(
+                HTTPStatus.CONFLICT,
+                f"version {self._beside[name].version} of {name!r} is being loaded: unload it when it is",
+                retry=RETRY_SECONDS,
+            )
+        await found.unload()
 
     async def watch(self) -> None:
         """Looks after all models, for ever."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            for model in self.models.values():
+            for model in self.all:
                 model.look()
 
     async def close(self) -> None:
         """Ends all ranks."""
         self.closing = True
-        await asyncio.gather(*(model.unload() for model in self.models.values()), return_exceptions=True)
+        retiring = dict(self._retiring)
+        for task in retiring:
+            task.cancel()
+        await asyncio.gather(*retiring, return_exceptions=True)
+        models = {id(model): model for model in (*self.all, *retiring.values())}
+        await asyncio.gather(*(model.unload() for model in models.values()), return_exceptions=True)
 
 
 def name_of(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import itertools
 import threading
 from collections import Counter
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
 from launcher.common.documents import quote, read_document
-from launcher.common.restarts import NEVER, parse_restart
 from launcher.errors import ConfigError, LaunchError
 from launcher.generation.folder import read_folder
 from launcher.generation.model import assemble, read_texts
@@ -29,6 +29,7 @@ from launcher.serving.models import Model, Repository, name_of
 from launcher.serving.options import SERVED, ModelOptions
 from launcher.serving.tensor_model import TensorModel
 from launcher.serving.text_model import TextModel
+from launcher.serving.upkeep.versions import Versions, check_pattern, version_of
 from launcher.tasks.loading import start_group
 from sharding.slices.manifest import FILE_NAME as MANIFEST
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from ranks.common.progress import Progress
 
 _MOST_MODELS = 64
+WILD = frozenset("*?[")
+"""What makes a name a pattern of names."""
 _NAMES = "expected a name without slashes, which clients have in addresses"
 
 
@@ -53,37 +56,61 @@ class Offer:
 
     def made(self, limits: ServeLimits, metrics: Metrics) -> Model:
         """The model, which is not started yet. Raises `ConfigError` for what cannot be served."""
-        options = self.options
-        # The server starts ranks again by itself, for it answers meanwhile.
-        job, restarts = replace(self.job, restart=NEVER), parse_restart(self.job.restart)
-        again, stopping, starts = restarts > 0, threading.Event(), itertools.count()
+        pattern = self.options.versions
+        assert self.job.model is not None
+        if pattern is not None:
+            check_pattern(pattern)
+        return self._made(limits, metrics, version_of(self.job.model, pattern))
+
+    def versions(self, limits: ServeLimits, metrics: Metrics) -> Versions | None:
+        """What makes other versions of it; None where it has none."""
+        if (pattern := self.options.versions) is None:
+            return None
+
+        times: Counter[str] = Counter()
+
+        def make(path: Path, version: str) -> Model:
+            times[version] += 1
+            again = f"-{times[version]}" if times[version] > 1 else ""
+            job = with_logs(self.job, self.job.logs.of_one(f"version-{version}{again}"))
+            return replace(self, job=replace(job, model=path))._made(limits, metrics, version)
+
+        return Versions(self.name, pattern, make)
+
+    def _made(self, limits: ServeLimits, metrics: Metrics, version: str) -> Model:
+        job, options, stopping, starts = self.job, self.options, threading.Event(), itertools.count(1)
 
         def next_start() -> Job:
             number = next(starts)
-            return with_logs(job, job.logs.of_one(f"restart-{number}")) if number else job
+            return with_logs(job, job.logs.of_one(f"load-{number}")) if number > 1 else job
 
         def unless_stopped(done: float, whole: float) -> None:
             if stopping.is_set():
                 raise LaunchError(f"the model {self.name!r} was unloaded while it was loading")
 
         if _generates(job, options):
-            if options.max_batch_size > 1:
-                raise ConfigError(
-                    f"{job.model}: --max-batch-size is for models of tensors: texts are always joined"
-                )
-            _check_folder(job, options.texts)
-            groups: list[Group] = []
+            self._check_texts()
             return TextModel(
-                self.name, limits, metrics, again, restarts, stopping,
-                open_model=lambda: language_model(next_start(), options.texts, unless_stopped, groups),
-                ended=lambda: any(group.state == "failed" for group in groups),
+                self.name, limits, metrics, stopping, version=version,
+                open_model=lambda: language_model(next_start(), options.texts, unless_stopped),
             )  # fmt: skip
         job.check()
+        variable = variable_names(job, options.variable_weights)
         batching = Batching(options.max_batch_size, options.max_delay, lambda names: _dependent(job, names))
         return TensorModel(
-            self.name, limits, metrics, again, restarts, stopping,
-            open_group=lambda: group_of(next_start(), unless_stopped), batching=batching,
+            self.name, limits, metrics, stopping, version=version,
+            open_group=lambda: group_of(next_start(), unless_stopped, variable), batching=batching,
         )  # fmt: skip
+
+    def _check_texts(self) -> None:
+        options = self.options
+        for given, flag, why in (
+            (options.max_batch_size > 1, "--max-batch-size", "texts are always joined"),
+            (options.variable_weights, "--variable-weights", "texts remember what weights made of them"),
+        ):
+            if given:
+                raise ConfigError(f"{self.job.model}: {flag} is for models of tensors: {why}")
+        _check_folder(self.job, options.texts)
 
 
 def with_logs(job: Job, logs: Logs) -> Job:
@@ -106,20 +133,43 @@ def _check_folder(job: Job, texts: Path | None) -> None:
         replace(job, model=part).check()
 
 
-def group_of(job: Job, progress: Progress | None = None) -> Group:
-    """Starts the ranks of a model of tensors. ``progress``: may end the start by raising."""
+def group_of(job: Job, progress: Progress | None = None, variable: Sequence[str] = ()) -> Group:
+    """Starts the ranks of a model of tensors. ``progress``: may end the start by raising; ``variable``: the
+    weights that may be replaced."""
     with opened(job, world_size(job)) as model:
-        return start_group(job, model, progress)
+        return start_group(job, model, progress, variable)
 
 
-def language_model(
-    job: Job, texts: Path | None, progress: Progress | None = None, groups: list[Group] | None = None
-) -> LanguageModel:
-    """Starts the ranks of a language model. ``progress``: may end the start by raising; ``groups``: will hold
-    what was started."""
+def variable_names(job: Job, said: Sequence[str]) -> list[str]:
+    """The weights that may be replaced, by their names or patterns of them. Raises `ConfigError`."""
+    if not any(WILD & set(name) for name in said):
+        return list(said)
+    if job.model is None or job.model.suffix != ".onnx":
+        raise ConfigError(
+            f"--variable-weights: patterns are for a model file (.onnx), not for {job.model}: give names"
+        )
+    import onnx
+
+    from ranks.models.model_file import read
+
+    kinds = onnx.TensorProto
+    real = {kinds.FLOAT, kinds.FLOAT16, kinds.BFLOAT16, kinds.DOUBLE}
+    names = [item.name for item in read(job.model).graph.initializer if item.data_type in real]
+    found: dict[str, None] = {}
+    for pattern in said:
+        fits = fnmatch.filter(names, pattern) if WILD & set(pattern) else [pattern]
+        if not fits:
+            raise ConfigError(
+                f"--variable-weights: {quote(pattern)} fits none of the {len(names)} weights of {job.model}"
+            )
+        found.update(dict.fromkeys(fits))
+    return list(found)
+
+
+def language_model(job: Job, texts: Path | None, progress: Progress | None = None) -> LanguageModel:
+    """Starts the ranks of a language model. ``progress``: may end the start by raising."""
     assert job.model is not None
-    groups = [] if groups is None else groups
-    groups.clear()
+    groups: list[Group] = []
     folder = read_folder(job.model, texts)
 
     @contextlib.contextmanager
@@ -131,7 +181,9 @@ def language_model(
             groups.append(group)
             yield program_of(group)
 
-    return assemble(folder, started)
+    made = assemble(folder, started)
+    made.groups = groups
+    return made
 
 
 def _dependent(job: Job, names: Collection[str]) -> str | None:
@@ -219,10 +271,22 @@ def _listed(path: Path) -> Sequence[tuple[str, dict[str, object], dict[str, obje
 def repository_of(made: Sequence[Offer], limits: ServeLimits, metrics: Metrics) -> Repository:
     """The models, none of which is started. Those with one log folder have each a folder in it."""
     alike = Counter(offer.job.log_dir for offer in made)
-    found = {}
+    found, versions = {}, {}
     for offer in made:
         job = offer.job
         if alike[job.log_dir] > 1:
             job = with_logs(job, job.logs.of_one(offer.name))
-        found[offer.name] = replace(offer, job=job).made(limits, metrics)
-    return Repository(found)
+        own = replace(offer, job=job)
+        found[offer.name] = own.made(limits, metrics)
+        if (others := own.versions(limits, metrics)) is not None:
+            versions[offer.name] = others
+    return Repository(found, versions=dict(versions))
+
+
+def weight_folders(made: Sequence[Offer]) -> dict[str, Path]:
+    """Where new weights of the models may be taken from, by name. Raises `ConfigError`."""
+    found = {offer.name: path for offer in made if (path := offer.options.weights_from) is not None}
+    for path in found.values():
+        if not path.is_dir():
+            raise ConfigError(f"--weights-from {path}: expected a folder, found none")
+    return found

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.job.option_table import described, table
-from launcher.job.values import File, Number, Whole
+from launcher.job.values import File, Number, Several, Text, Whole
 
 MODELS = "how models are served"
 
@@ -28,6 +29,20 @@ class ModelOptions:
     max_delay: float = described(
         Number(0, 10), MODELS, "seconds that a request waits for others to join (default: 0)", "SECONDS",
         default=0.0,
+    )  # fmt: skip
+    variable_weights: Sequence[str] = described(
+        Several(Text("the name of a weight"), "a list of names of weights"), MODELS,
+        "a weight that may be replaced while the model is served, or a pattern such as *.bias; repeatable",
+        "NAME", default=(),
+    )  # fmt: skip
+    weights_from: Path | None = described(
+        File("the path of a folder"), MODELS,
+        "the folder of the files that an admin may name as new weights (default: none, they are sent)",
+        "FOLDER",
+    )  # fmt: skip
+    versions: Path | None = described(
+        File("a path with {} for the number of a version"), MODELS,
+        "where other versions of the model lie, such as bert/{}.onnx, which an admin may have loaded", "PATH",
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from importlib.metadata import version as version_of
 from pathlib import Path
 
@@ -38,8 +39,10 @@ async def _page(call: Call) -> Response:
 
 
 async def _status(call: Call) -> Response:
-    models = [_shown(model) for model in call.context.repository.models.values()]
     context = call.context
+    models = [
+        _shown(model, context.metrics.speed(model.name)) for model in context.repository.models.values()
+    ]
     return json_response(
         {
             "models": models, "draining": context.draining, "latest": list(context.latest),
@@ -48,31 +51,35 @@ async def _status(call: Call) -> Response:
     )  # fmt: skip
 
 
-def _shown(model: Model) -> dict[str, object]:
+def _shown(model: Model, speed: float) -> dict[str, object]:
+    model.look()
     numbers = model.numbers
     found: dict[str, object] = {
-        "name": model.name, "state": model.state.value,
+        "name": model.name, "version": model.version, "state": model.state.value,
+        "waiting": model.waiting, "updates": sum(group.weights_version for group in model.groups),
+        "ranks": list(_ranks(model)),
         "answered": numbers.succeeded, "failed": numbers.failed,
         "restarts": numbers.restarts, "kind": "texts" if isinstance(model, TextModel) else "tensors",
     }  # fmt: skip
     if numbers.succeeded and isinstance(model, TensorModel):
         found["computing_ms"] = numbers.computing_ns / numbers.succeeded / 1e6
         found["waiting_ms"] = numbers.waiting_ns / numbers.succeeded / 1e6
-    if isinstance(model, TensorModel):
-        found["waiting"] = model.waiting
-        if model.state is State.READY:
-            group = model.ready
-            found["inputs"] = [described(spec) for spec in (*group.inputs, *group.optional_inputs)]
-            found["ranks"] = [
-                {
-                    "rank": one.rank,
-                    "host": one.host,
-                    "weights": one.weight_bytes,
-                    "segments": one.segments,
-                    "collectives": one.collectives,
-                }
-                for one in group.stats
-            ]
+    if isinstance(model, TextModel):
+        found["tokens_per_second"] = speed
+    if isinstance(model, TensorModel) and model.state is State.READY:
+        group = model.ready
+        found["inputs"] = [described(spec) for spec in (*group.inputs, *group.optional_inputs)]
     elif isinstance(model, TextModel) and model.state is State.READY:
         found["chat"] = model.ready.model.template is not None
     return found
+
+
+def _ranks(model: Model) -> Iterator[dict[str, object]]:
+    """What is known of each rank; what it has done, as it said when the page asked last."""
+    for group in model.groups:
+        said = group.work()
+        for one in group.stats:
+            yield {
+                "rank": one.rank, "host": one.host, "state": group.state, "weights": one.weight_bytes,
+                "segments": one.segments, "collectives": one.collectives, "work": said.get(one.rank),
+            }  # fmt: skip

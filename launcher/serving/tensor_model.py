@@ -1,19 +1,24 @@
-"""A model of tensors: requests wait in a fair queue and go through its ranks one after another."""
+"""A model of tensors: requests wait in a fair queue, and a few are on their way to its ranks."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import time
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from launcher.serving.batching import Batch, Batching
 from launcher.serving.fair_queue import FairQueue
 from launcher.serving.models import Served, is_loss
 from launcher.serving.refusals import RETRY_SECONDS, RefusalError
+from launcher.serving.seeing.traces import CURRENT, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +27,12 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array
 
     Arrays = Mapping[str, Array]
+
+AHEAD = 2
+"""Runs on their way at once: the next one lies ready when ranks have finished one. More would gain nothing,
+and let whoever asks next wait for more."""
+_INLINE = 16 << 10
+"""Bytes of inputs that are sent from the event loop itself; to copy more would keep others waiting."""
 
 
 @dataclass(eq=False)
@@ -32,7 +43,7 @@ class Request:
     deadline: float
     answer: asyncio.Future[Arrays]
     came: int = field(default_factory=time.monotonic_ns)
-    tries: int = 0
+    trace: Trace | None = field(default_factory=CURRENT.get)
 
 
 @dataclass
@@ -43,6 +54,10 @@ class TensorModel(Served["Group"]):
     batching: Batching = field(default_factory=Batching, kw_only=True)
     _queue: FairQueue[Request] = field(init=False)
     _worker: asyncio.Task[None] | None = None
+    _runs: set[asyncio.Task[None]] = field(default_factory=set)
+    """Those on their way to the ranks."""
+    _landed: asyncio.Event = field(default_factory=asyncio.Event)
+    """A run has ended."""
     _threads: ThreadPoolExecutor | None = None
 
     def __post_init__(self) -> None:
@@ -60,8 +75,8 @@ class TensorModel(Served["Group"]):
     def _stop(self, ready: Group) -> None:
         ready.close()
 
-    def _gone(self, ready: Group) -> bool:
-        return ready.state == "failed"
+    def _groups(self, ready: Group) -> Sequence[Group]:
+        return (ready,)
 
     def _begin(self) -> None:
         if self._worker is None:
@@ -69,10 +84,12 @@ class TensorModel(Served["Group"]):
             self._worker = asyncio.create_task(self._work())
 
     async def _end(self) -> None:
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.wait({self._worker})
-            self._worker = None
+        tasks = [*self._runs, *([self._worker] if self._worker is not None else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._worker = None
         while (request := self._queue.take()) is not None:
             _fail(request, self._unloaded())
         self._tell_waiting()
@@ -91,16 +108,10 @@ class TensorModel(Served["Group"]):
         """Requests in the queue."""
         return len(self._queue)
 
-    def tell_spent(self) -> None:
-        """Has the metrics say what the ranks that there are have spent."""
-        if (group := self._ready) is not None:
-            spent = {
-                "run": group.run_seconds,
-                "communication": group.communication_seconds,
-                "segments": group.segment_seconds,
-            }
-            for what, seconds in spent.items():
-                self.metrics.busy.labels(self.name, what).set(seconds)
+    @property
+    def busy(self) -> bool:
+        """Whether anything is to be answered."""
+        return bool(self.under_way or self._queue or self._runs)
 
     async def predict(
         self, feeds: Arrays, *, client: str, priority: int = 0, seconds: float | None = None
@@ -133,70 +144,106 @@ class TensorModel(Served["Group"]):
 
     async def _work(self) -> None:
         while True:
+            await self._until_room(AHEAD - 1)
             batch = Batch([await self._queue.get()])
-            try:
-                await self.batching.fill(batch, self._queue)
+            async with self._told(batch):
+                await self._fill(batch)
                 self._tell_waiting()
-                await self._compute(batch)
-            except BaseException as error:
-                # Nobody is left without an answer, and nothing that goes wrong with some ends the work.
-                told = error if isinstance(error, Exception) else self._unloaded()
-                for request in batch.requests:
-                    _fail(request, told)
-                if not isinstance(error, Exception):
-                    raise
+                batch.drop(lambda request: request.answer.done())
+                if not batch.requests:
+                    continue
+                last = max(request.deadline for request in batch.requests)
+                group, began = await self.until_ready(last), time.monotonic_ns()
+                sent = await self._send(group, batch)
+                run = asyncio.create_task(self._finish(batch, sent, began))
+                self._runs.add(run)
+                run.add_done_callback(self._land)
 
-    async def _compute(self, batch: Batch[Request]) -> None:
-        batch.drop(lambda request: request.answer.done())
-        if not batch.requests:
-            return
-        loop, began = asyncio.get_running_loop(), time.monotonic_ns()
-        last = max(request.deadline for request in batch.requests)
+    async def _until_room(self, most: int) -> None:
+        """Until at most so many runs are on their way."""
+        while len(self._runs) > most:
+            self._landed.clear()
+            await self._landed.wait()
+
+    def _land(self, run: asyncio.Task[None]) -> None:
+        self._runs.discard(run)
+        self._landed.set()
+
+    async def _fill(self, batch: Batch[Request]) -> None:
+        """Adds requests that go together. One that ranks could not begin yet waits for more of them."""
+        await self.batching.fill(batch, self._queue)
+        while self.batching.rows > 1 and self._runs and batch.rows < self.batching.rows:
+            await self._until_room(len(self._runs) - 1)
+            await self.batching.fill(batch, self._queue, wait=False)
+
+    @contextlib.asynccontextmanager
+    async def _told(self, batch: Batch[Request]) -> AsyncIterator[None]:
+        """Nobody is left without an answer, and nothing that goes wrong with some ends the work."""
         try:
-            group = await self.until_ready(last)
-        except RefusalError as refusal:
+            yield
+        except BaseException as error:
+            told = error if isinstance(error, Exception) else self._unloaded()
             for request in batch.requests:
-                _fail(request, refusal)
-            return
+                self._fail(request, told)
+            if not isinstance(error, Exception):
+                raise
 
-        def run() -> list[Arrays]:
-            return batch.split(group.predict(batch.feeds()))
+    async def _send(self, group: Group, batch: Batch[Request]) -> Future[dict[str, Array]]:
+        """The answer to come of all requests of a batch. Those that are sent later come later."""
+        send = functools.partial(_sent, group, batch)
+        if sum(np.asarray(value).nbytes for one in batch.requests for value in one.feeds.values()) > _INLINE:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, send)
+        return send()
 
-        try:
-            answers = await loop.run_in_executor(self._threads, run)
-        except Exception as error:
-            await self._failed(batch, group, error)
-            return
-        spent = time.monotonic_ns() - began
+    async def _finish(self, batch: Batch[Request], sent: Future[dict[str, Array]], began: int) -> None:
+        async with self._told(batch):
+            try:
+                outputs = await asyncio.wrap_future(sent)
+                answers = batch.split(outputs)
+            except Exception as error:
+                if len(batch.requests) == 1:
+                    raise
+                # One of them is at fault: each gets its own answer. What the ranks died beside has been
+                # repeated by their group already, but together.
+                await self._one_by_one(batch.requests, error)
+                return
+            self._answered(batch, answers, began)
+
+    async def _one_by_one(self, requests: Sequence[Request], error: Exception) -> None:
+        for request in requests:
+            alone, began = Batch([request]), time.monotonic_ns()
+            async with self._told(alone):
+                group = await self.until_ready(request.deadline)
+                sent = await self._send(group, alone)
+                outputs = await asyncio.wrap_future(sent)
+                self._answered(alone, [outputs], began)
+
+    def _answered(self, batch: Batch[Request], answers: Sequence[Arrays], began: int) -> None:
+        ended = time.monotonic_ns()
         self.numbers.runs += 1
         self.metrics.batches.labels(self.name).observe(batch.rows)
         for request, own in zip(batch.requests, answers, strict=True):
             self.numbers.succeeded += 1
             self.numbers.waiting_ns += began - request.came
-            self.numbers.computing_ns += spent
+            self.numbers.computing_ns += ended - began
             self.numbers.last = time.time()
+            self.metrics.waited.labels(self.name).observe((began - request.came) / 1e9)
+            if request.trace is not None:
+                request.trace.passed("queue", request.came, began)
+                request.trace.passed("predict", began, ended, rows=batch.rows, requests=len(batch.requests))
             if not request.answer.done():
                 request.answer.set_result(own)
 
-    async def _failed(self, batch: Batch[Request], group: Group, error: Exception) -> None:
+    def _fail(self, request: Request, error: BaseException) -> None:
+        if not isinstance(error, RefusalError):
+            self.numbers.failed += 1
         if is_loss(error):
-            self.lost(error, group)
-            for request in batch.requests:
-                request.tries += 1
-                # Nothing was answered: the request is computed once more where ranks come back.
-                if self.again and request.tries < 2:
-                    await self._compute(Batch([request]))
-                else:
-                    self._count_failure(request, error)
-        elif len(batch.requests) > 1:  # one of them is at fault: each gets its own answer
-            for request in batch.requests:
-                await self._compute(Batch([request]))
-        else:
-            self._count_failure(batch.requests[0], error)
-
-    def _count_failure(self, request: Request, error: Exception) -> None:
-        self.numbers.failed += 1
+            self.look()
         _fail(request, error)
+
+
+def _sent(group: Group, batch: Batch[Request]) -> Future[dict[str, Array]]:
+    return group.submit(batch.feeds(), block=False)
 
 
 def _fail(request: Request, error: BaseException) -> None:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def start_group(job: Job, model: Loadable, progress: Progress | None = None) -> Group:
+def start_group(
+    job: Job, model: Loadable, progress: Progress | None = None, variable_weights: Sequence[str] = ()
+) -> Group:
     """Starts the ranks as the job says; raises what `launcher.group.group.start` raises."""
     from launcher.group.group import start
 
@@ -41,6 +43,7 @@ def start_group(job: Job, model: Loadable, progress: Progress | None = None) -> 
         logs=job.logs,
         restart=job.restart,
         precision=precision.asked(job),
+        variable_weights=variable_weights,
         progress=progress,
     )
     try:
@@ -67,6 +70,7 @@ def take_part(job: Job, identity: Identity) -> None:
 
 def join_group(job: Job, model: Loadable, identity: Identity) -> tuple[Communicator, RankModel]:
     """Joins the group that something else starts, as `ranks.run.target.load` does."""
+    from ranks.run.executor import LoadOptions
     from ranks.run.target import load
 
     take_part(job, identity)
@@ -77,8 +81,7 @@ def join_group(job: Job, model: Loadable, identity: Identity) -> tuple[Communica
         collectives=job.collectives,
         threads=job.threads,
         asked=precision.asked(job),
-        timeout=job.timeout,
-        keep=model.keep,
+        options=LoadOptions(timeout=job.timeout, keep=model.keep),
     )
     model.loaded()
     return loaded

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ranks.run.steps.whole_state import WholeState
     from ranks.state.session import Host, Session
     from ranks.weights.updated.group import Together
-    from ranks.weights.updated.values import Given
+    from ranks.weights.updated.values import Given, Spec
     from ranks.weights.updated.variable import VariableWeights
     from sharding.common.arrays import Array
 
@@ -192,6 +192,23 @@ class RankModel:
         if self._together is not None:
             return self._together.names
         return frozenset(self._weights.names) if self._weights is not None else frozenset()
+
+    @property
+    def variable_specs(self) -> dict[str, Spec]:
+        """What `update_weights` takes, by name: types and shapes of the whole model."""
+        if self._together is not None:
+            return self._together.specs
+        return dict(self._weights.specs) if self._weights is not None else {}
+
+    @property
+    def gives_parts(self) -> bool:
+        """Whether `update_weights` sends rank 0's values to the others; else each rank must be given them."""
+        return self._together is not None
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state of all open sequences."""
+        return self._sequences.held if self._sequences is not None else 0
 
     def update_weights(self, given: Given | Exception) -> int:
         """Replaces variable weights between two runs, all at once; returns the new version.

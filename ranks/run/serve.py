@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from ranks.errors import CollectiveError, ShardrunError
 from ranks.identity.told import NOTHING
 from ranks.run.steps.follow import Lead, follow
 from ranks.run.steps.shown import Asking, shown
+from ranks.run.steps.spent import Spent
 from ranks.talk.wire import Kind, Message
 from sharding.common.ranges import in_ranges
 
@@ -28,19 +30,21 @@ if TYPE_CHECKING:
     from ranks.talk.reports import Change, RunReport
 
 
-def serve(
+def serve(  # noqa: PLR0917 - the words of its command line
     identity: Identity,
     control: Control | None,
     path: str,
     target: str = "cpu",
     precision: str = "",
+    weights: str = "",
     *,
     told: Told = NOTHING,
 ) -> None:
     """Joins the group, loads ``path`` on ``target`` and serves; returns when the launcher says stop.
 
-    ``precision``: the text of a `ranks.precision.request.Asked`; "" for none. ``told``: may name a copy
-    that stands for ``path`` on this host.
+    ``precision``: the text of a `ranks.precision.request.Asked`; "" for none. ``weights``: the names of those
+    that may be replaced, as a list in JSON; "" for none. ``told``: may name a copy that stands for ``path``
+    on this host.
     """
     if control is None:
         raise ShardrunError(
@@ -56,20 +60,27 @@ def serve(
     path = staged.here(path, told, identity.host)
     began = time.perf_counter()
     asked = Asked.from_text(precision) if precision else None
-    communicator, model = load(path, identity, target, asked=asked)
+    names = json.loads(weights) if weights else ()
+    communicator, model = load(path, identity, target, asked=asked, variable_weights=names)
     control.send(
         Kind.READY, _describe(model, model.collectives or communicator.name, time.perf_counter() - began)
     )
-    spreader, asking = Spreader(communicator), Asking()
+    at = _Place(identity.rank, model, Spreader(communicator), control, Asking(), Spent(model))
     try:
         while True:
             # Blocks without a time-out and without spinning: an idle rank uses no CPU. No rank waits for a
             # peer between requests either, since the launcher wakes each of them.
-            message = control.requests.get()
+            with at.spent.waiting():
+                message = control.requests.get()
             if message.kind is Kind.STOP:
                 break
             if message.kind is Kind.PREDICT:
-                good = _predict(message, identity.rank, model, spreader, control, asking)
+                good = _predict(message, at)
+            elif message.kind is Kind.WEIGHTS:
+                good = _replace(message, at)
+            elif message.kind is Kind.STATS:
+                control.send(Kind.STATS, at.spent.told())
+                continue
             else:
                 good = _change(message.fields, identity.rank, model, control)
             if not good and not control.resumed(message.fields.get("request")):
@@ -79,12 +90,24 @@ def serve(
         communicator.close()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """A rank that serves: what each of its requests needs."""
+
+    rank: int
+    model: RankModel
+    spreader: Spreader
+    control: Control
+    asking: Asking
+    spent: Spent
+
+
 @work
-def _predict(  # noqa: PLR0917 - what `serve` has
-    message: Message, rank: int, model: RankModel, spreader: Spreader, control: Control, asking: Asking
-) -> bool:
+def _predict(message: Message, at: _Place) -> bool:
     """Computes a request, of which rank 0 sends the answer; whether that could be done."""
+    rank, model, spreader, control = at.rank, at.model, at.spreader, at.control
     request, session = message.fields.get("request"), message.fields.get("session")
+    woken = time.perf_counter()
     given = spreader.spread(message if rank == 0 else None)
     feeds, run = given.tensors, cast("RunReport | None", given.fields.get("run"))
     began = time.perf_counter()
@@ -95,7 +118,7 @@ def _predict(  # noqa: PLR0917 - what `serve` has
             step = functools.partial(model.step, cast("int", session))
             more, tensors = {"error": follow(step, feeds, run, spreader, lead)}, {}
         elif session is not None:
-            rows = asking.rows(given.fields, feeds)
+            rows = at.asking.rows(given.fields, feeds)
             tensors = shown(model.step(cast("int", session), feeds, rows), rows)
         else:
             outputs = model.run(feeds)
@@ -110,7 +133,31 @@ def _predict(  # noqa: PLR0917 - what `serve` has
     except Exception as error:
         # Often the input's fault (an index out of range), and then every rank stops at the same place: the
         # launcher lets the group live if all of them report it, and ends it otherwise.
-        control.send(Kind.FAILED, {"request": request, "type": type(error).__name__, "message": str(error)})
+        _tell_failed(control, request, error)
+        return False
+    finally:
+        at.spent.add(woken, began)
+    return True
+
+
+def _tell_failed(control: Control, request: object, error: Exception) -> None:
+    control.send(Kind.FAILED, {"request": request, "type": type(error).__name__, "message": str(error)})
+
+
+@work
+def _replace(message: Message, at: _Place) -> bool:
+    """Replaces weights, of which rank 0 has all: on every rank, or on none; whether that could be done."""
+    request, given = message.fields.get("request"), message.tensors
+    try:
+        if not at.model.gives_parts:
+            given = at.spreader.spread(message if at.rank == 0 else None).tensors
+        at.model.update_weights(given)
+        if at.rank == 0:
+            at.control.send(Kind.RESULT, {"request": request})
+    except CollectiveError:
+        raise
+    except Exception as error:
+        _tell_failed(at.control, request, error)
         return False
     return True
 
@@ -139,7 +186,7 @@ def _describe_state(request: int, rank: int, model: RankModel, control: Control)
             }
             control.send(Kind.RESULT, fields)
     except ShardrunError as error:
-        control.send(Kind.FAILED, {"request": request, "type": type(error).__name__, "message": str(error)})
+        _tell_failed(control, request, error)
         return False
     return True
 
@@ -153,6 +200,10 @@ def _describe(model: RankModel, collectives: str, seconds: float) -> dict[str, o
         "collectives": collectives,
         "load_seconds": seconds,
         "cpus": in_ranges(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "",
+        "variable": [
+            {"name": name, "dtype": spec.dtype.name, "shape": list(spec.shape)}
+            for name, spec in model.variable_specs.items()
+        ],
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ranks.collectives import target_of
@@ -24,16 +25,16 @@ def load(
     collectives: str | None = None,
     threads: int | None = None,
     asked: Asked | None = None,
-    timeout: float | None = None,
-    keep: bool = True,
+    variable_weights: Sequence[str] = (),
+    options: executor.LoadOptions = executor.DEFAULTS,
 ) -> tuple[Communicator, RankModel]:
     """Joins this process's group and loads ``path`` on ``target``, one of `TARGETS`.
 
     A rank on a device takes the one that `ranks.devices.devices.number_of` gives it. ``asked``: in which
-    types it computes, if not in the model's own; ``timeout``: seconds to wait for another rank or process, by
-    default ``SHARDRUN_TIMEOUT``; without ``keep`` no weights of the model stay in the cache. Returns the
-    communicator for arrays in host memory, by which inputs travel, and the model. Raises `DeviceError` where
-    this machine cannot serve the target, and what `ranks.run.group.join` and `ranks.run.executor.load` raise.
+    types it computes, if not in the model's own; ``variable_weights`` and ``options``: as
+    `ranks.run.executor.load`, and the time-out is also that of joining the group. Returns the communicator
+    for arrays in host memory, by which inputs travel, and the model. Raises `DeviceError` where this machine
+    cannot serve the target, and what `ranks.run.group.join` and `ranks.run.executor.load` raise.
     """
     if target not in TARGETS:
         raise DeviceError(unknown(target))
@@ -44,10 +45,12 @@ def load(
                 f"The {name} collectives do not join ranks on the target cpu: give --target {needed}, or "
                 "leave the choice of collectives to auto."
             )
-        host = group.join(identity, collectives, timeout=timeout)
+        host = group.join(identity, collectives, timeout=options.timeout)
         precision = placement.precision(target, placement.ON_CPU, asked)
-        options = executor.LoadOptions(timeout=timeout, keep=keep)
-        model = executor.load(path, communicator=host, threads=threads, precision=precision, options=options)
+        model = executor.load(
+            path, communicator=host, threads=threads, variable_weights=variable_weights,
+            precision=precision, options=options,
+        )  # fmt: skip
         return host, model
 
     if target == "gpu":
@@ -63,9 +66,11 @@ def load(
             "give --target cpu (in Python: target='cpu')."
         ) from error
     on_device = target_of(name) != "cpu"
-    host = group.join(identity, "auto" if on_device else name, timeout=timeout)
+    host = group.join(identity, "auto" if on_device else name, timeout=options.timeout)
     buffers = devices.DEVICES[placed.providers[0]].buffers if len(placed.providers) > 1 else "cpu"
-    exchange = group.join(identity, name, buffers, timeout) if on_device and buffers != "cpu" else host
+    exchange = (
+        group.join(identity, name, buffers, options.timeout) if on_device and buffers != "cpu" else host
+    )
     if exchange is host and buffers == "cuda" and host.size > 1:
         from ranks.run import gpus
 
@@ -75,7 +80,8 @@ def load(
         communicator=exchange,
         threads=threads,
         placement=placed,
+        variable_weights=variable_weights,
         precision=precision,
-        options=executor.LoadOptions(timeout=timeout, keep=keep),
+        options=options,
     )
     return host, model

@@ -41,6 +41,8 @@ class Kind(IntEnum):
     TOLD = 14
     LOADING = 15
     RESUME = 16
+    WEIGHTS = 17
+    STATS = 18
 
 
 def head(kind: Kind, header: Mapping[str, object], payload: int = 0) -> tuple[bytes, bytes]:

@@ -92,6 +92,25 @@ class RunReport(TypedDict):
     text: TextReport
 
 
+class WorkReport(TypedDict):
+    """What a rank has done since it was ready, in seconds: computed, been in collectives, and waited for
+    requests; and the bytes of the state of its sequences, and of its process in memory."""
+
+    computing: float
+    communicating: float
+    waiting: float
+    state_bytes: int
+    memory_bytes: int
+
+
+class WeightReport(TypedDict):
+    """A weight that can be replaced; ``dtype`` as `ranks.talk.wire` names types."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+
+
 class Ready(TypedDict):
     """What a rank has loaded, in its message that it is ready; ``cpus``: the processors that it may use, such
     as 0-3."""
@@ -103,3 +122,4 @@ class Ready(TypedDict):
     collectives: str
     load_seconds: float
     cpus: str
+    variable: list[WeightReport]

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array
 
 
+AGAIN = "again"
+"""In the fields of a request that ranks are asked before all others, and without which they are of no use."""
+
+
 def _closed_lock() -> threading.Lock:
     lock = threading.Lock()
     lock.acquire()
@@ -57,9 +61,9 @@ class Asked:
 
     @property
     def repeatable(self) -> bool:
-        """Whether other ranks than those that it was sent to can answer it: the state of a session is on
+        """Whether it is for other ranks, too, than those that it was sent to: the state of a session is on
         these alone."""
-        return self.run is None and "session" not in self.fields
+        return self.run is None and not self.fields.keys() & {"session", AGAIN}
 
     def keep(self) -> None:
         """Makes the tensors copies of its own: whoever gave them may change them from now on."""

@@ -6,10 +6,11 @@ import atexit
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from launcher.common.restarts import pause
+from launcher.common.restarts import CALM_SECONDS, pause
 from launcher.errors import LaunchError, RankFailedError, ShardrunError
 from launcher.group.requests import Requests
 from launcher.starters import cause
@@ -41,6 +42,7 @@ class Crew:
         Raises what starting raises."""
         self.restarts = self._in_row = 0
         self._begin, self._timeout, self._most = begin, timeout, most
+        self._recent: list[float] = []
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -145,7 +147,10 @@ class Crew:
         """Waits before the next start; False where there is to be none."""
         self._in_row += 1
         self.restarts += 1
-        seconds = pause(self._in_row)
+        now = time.monotonic()
+        self._recent = [*(at for at in self._recent if now - at < CALM_SECONDS), now]
+        # Also where they have answered in between: who asks what kills them may ask again and again.
+        seconds = pause(max(self._in_row, len(self._recent)))
         why = str(failure).splitlines()[0].partition(". ")[0].rstrip(".")
         log.warning(
             "%s: the ranks are started again%s (%d of at most %d times in a row)",

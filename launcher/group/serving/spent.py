@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
@@ -13,17 +13,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class Spent:
-    """Seconds as `launcher.group.group.Group` has them. ``answered``: requests since the ranks started."""
+    """Seconds as `launcher.group.group.Group` has them. ``answered``: those that were
+    computed since the ranks started; ``of_ranks``: what each rank said last of its work."""
 
     run_seconds: float = 0.0
     communication_seconds: float = 0.0
     segment_seconds: float = 0.0
     answered: int = 0
+    of_ranks: dict[int, Mapping[str, object]] = field(default_factory=dict)
 
     def add(self, fields: Mapping[str, object]) -> None:
         """Counts rank 0's answer."""
-        self.answered += 1
         if "stats" in fields:
+            self.answered += 1
             stats = cast("StatsReport", fields["stats"])
             self.communication_seconds = stats["communication_seconds"]
             self.segment_seconds = stats["segment_seconds"]

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from launcher.errors import LaunchError, RankFailedError
+from launcher.serving.access import Role
 from launcher.serving.bodies import bad, field_of, object_of, said
 from launcher.serving.context import Call, Context, Frame, json_response
 from launcher.serving.kserve.tensors import HEADER, described, read_question, write_answer
@@ -43,8 +44,8 @@ def routes(context: Context) -> list[Route]:
         Route("/v2/health/ready", frame(_ready, free=True)),
         Route("/v2/models/stats", frame(_all_statistics)),
         Route("/v2/repository/index", frame(_index), methods=["POST"]),
-        Route("/v2/repository/models/{model}/load", frame(_load), methods=["POST"]),
-        Route("/v2/repository/models/{model}/unload", frame(_unload), methods=["POST"]),
+        Route("/v2/repository/models/{model}/load", frame(_load, role=Role.LOADS), methods=["POST"]),
+        Route("/v2/repository/models/{model}/unload", frame(_unload, role=Role.LOADS), methods=["POST"]),
     ]
     for base in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         found += [
@@ -61,7 +62,7 @@ def _model(call: Call) -> Model:
     found = call.context.repository.get(
         call.request.path_params["model"], call.request.path_params.get("version")
     )
-    call.model = found.name
+    call.use(found)
     return found
 
 
@@ -218,5 +219,7 @@ async def _load(call: Call) -> Response:
 
 
 async def _unload(call: Call) -> Response:
-    await _model(call).unload()
+    name = call.request.path_params["model"]
+    await call.context.repository.unload(name)
+    call.model = name
     return json_response({})

@@ -60,7 +60,7 @@ async def _one(call: Call) -> Response:
 
 def _text_model(call: Call, name: str) -> TextModel:
     found = call.context.repository.get(name)
-    call.model = found.name
+    call.use(found)
     if not isinstance(found, TextModel):
         raise bad(f"the model {name!r} generates no texts: ask for it under /v2/models/")
     return found

@@ -203,6 +203,11 @@ class Sequences:
         state = self._open[number]
         return state.nbytes if state is not None else 0
 
+    @property
+    def held(self) -> int:
+        """Bytes of the state of all sequences on this rank."""
+        return sum(state.nbytes for state in self._open.values() if state is not None)
+
     def step(self, number: int, feeds: Mapping[str, Array], asked: Asked | None = None) -> dict[str, Array]:
         """One step of a sequence: the outputs that are no state, by name.
 

@@ -20,6 +20,7 @@ from ranks.weights.updated.values import (
     Delta,
     Given,
     Pair,
+    Spec,
     check_value,
     delta,
     not_marked,
@@ -63,6 +64,11 @@ class Together:
     def names(self) -> frozenset[str]:
         """The variable weights, by the names of the source model."""
         return frozenset(self._wholes)
+
+    @property
+    def specs(self) -> dict[str, Spec]:
+        """Type and shape of each of them."""
+        return {name: whole.spec for name, whole in self._wholes.items()}
 
     def update(self, given: Given | Exception) -> int:
         """Replaces weights; a collective. Returns the new version.

@@ -36,7 +36,11 @@ def looks_like(head: bytes) -> bool:
 
 def read(path: Path) -> Checkpoint:
     """Opens a file. Raises `ModelError`: truncated, damaged, or of another format."""
-    data = mapped(path, "a .safetensors file")
+    return parse(mapped(path, "a .safetensors file"), path)
+
+
+def parse(data: memoryview, path: Path) -> Checkpoint:
+    """What the bytes of a file hold; ``path``: what errors call it. Raises `ModelError` as `read` does."""
     header, start = _header(data, path)
     tensors = data[start:]
     header.pop("__metadata__", None)

@@ -362,3 +362,20 @@ def test_nothing_is_started_again_at_the_end_of_a_program(run_script: Runner, tw
     )
     assert script.message() == [5, 3]
     assert script.end(within=30)[:1] == (0,)
+
+
+def test_pauses_grow_also_where_ranks_answer_in_between(
+    lasting: Group, whole: onnxruntime.InferenceSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks what kills ranks, and now and then something else, does not have them started without end."""
+    asked: list[int] = []
+    monkeypatch.setattr("launcher.group.serving.crew.pause", lambda number: asked.append(number) or 0.01)
+    for turn in range(4):  # more than may be in a row
+        os.kill(lasting.stats[turn % 2].pid, signal.SIGKILL)
+        assert wait_until(lambda turn=turn: lasting.age == turn + 1, SECONDS)
+        assert right(whole, feeds(turn), lasting.predict(feeds(turn)))
+    assert asked == [1, 2, 3, 4]
+    monkeypatch.setattr("launcher.group.serving.crew.CALM_SECONDS", 0.0)
+    os.kill(lasting.stats[0].pid, signal.SIGKILL)
+    assert wait_until(lambda: lasting.age == 5, SECONDS)
+    assert asked[-1] == 1

@@ -6,11 +6,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 
 from launcher.serving.access import Tokens
 from launcher.serving.batching import Batching
@@ -35,7 +37,11 @@ class Played:
     stats: list[Any] = field(default_factory=list)
     closed: int = 0
     state: str = "ready"
-    run_seconds = communication_seconds = segment_seconds = 0.0
+    restarts: int = 0
+    weights_version: int = 0
+    said: dict[int, Any] = field(default_factory=dict)
+    variable_weights: list[TensorSpec] = field(default_factory=list)
+    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def _tensors(self, feeds: Any) -> Any:
         return feeds
@@ -44,8 +50,15 @@ class Played:
         self.act(feeds["x"].tolist())
         return {"y": feeds["x"] * 2}
 
+    def submit(self, feeds: Any, *, block: bool = True) -> Future[Any]:
+        return self.thread.submit(self.predict, feeds)
+
+    def work(self) -> dict[int, Any]:
+        return self.said
+
     def close(self) -> None:
         self.closed += 1
+        self.thread.shutdown(wait=False)
 
 
 def ask(number: float, **parameters: int) -> dict[str, Any]:
@@ -57,16 +70,12 @@ def ask(number: float, **parameters: int) -> dict[str, Any]:
 def played(
     open_group: Callable[[], Any],
     *,
-    again: bool = False,
     tokens: Tokens | None = None,
     batching: Batching | None = None,
-    restarts: int | None = None,
     **limits: Any,
 ) -> Iterator[tuple[Running, httpx.Client, TensorModel]]:
     settled, metrics = ServeLimits(**limits), Metrics()
-    model = TensorModel(
-        "played", settled, metrics, again, restarts, open_group=open_group, batching=batching or Batching()
-    )
+    model = TensorModel("played", settled, metrics, open_group=open_group, batching=batching or Batching())
     more = {} if tokens is None else {"tokens": tokens}
     with contextlib.ExitStack() as stack:
         found = stack.enter_context(running(model, limits=settled, metrics=metrics, **more))
@@ -89,8 +98,18 @@ class Gate:
         self.seen += numbers
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[..., object]) -> None:
     end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def ranks_here() -> set[int]:
+    """The process ids of all ranks that this process has started."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "rank" in " ".join(child.cmdline()):
+                found.add(child.pid)
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from launcher.serving.context import Context
@@ -22,6 +22,8 @@ class Running:
 
     url: str
     context: Context
+    stop: Callable[[], None] = lambda: None
+    """Ends it in order, and returns when it has ended."""
 
     @property
     def address(self) -> str:
@@ -38,7 +40,7 @@ def running(
     **more: object,
 ) -> Iterator[Running]:
     """A server of these models."""
-    repository = Repository({model.name: model for model in models})
+    repository = more.pop("repository", None) or Repository({model.name: model for model in models})
     context = Context(repository, limits or ServeLimits(), metrics or Metrics(), **more)  # type: ignore[arg-type]
     ready, urls = threading.Event(), []
     with contextlib.ExitStack() as stack:
@@ -57,5 +59,10 @@ def running(
         stack.callback(thread.join, WAIT)
         stack.callback(setattr, server, "should_exit", True)
         assert ready.wait(WAIT) and urls
-        yield Running(urls[0], context)
+
+        def stop() -> None:
+            server.should_exit = True
+            thread.join(WAIT)
+
+        yield Running(urls[0], context, stop)
     assert not thread.is_alive()

@@ -6,28 +6,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
-from launcher.errors import ConfigError, LaunchError, RankFailedError
+import launcher
+from launcher.errors import ConfigError, LaunchError
 from launcher.generation.options import GenerateOptions
-from launcher.serving import models, server
+from launcher.serving import server
 from launcher.serving.access import Tokens
 from launcher.serving.batching import Batching
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.models import State
-from launcher.serving.tensor_model import TensorModel
+from launcher.serving.tensor_model import AHEAD, TensorModel
 from launcher.serving.text_model import Speaking, TextModel
 from ranks.common.tensors import TensorSpec
-from tests.launcher.serving.playing import URL, Gate, Played, ask, played, until
+from tests.launcher.serving.playing import URL, Gate, Played, ask, played, ranks_here, until
+from tests.launcher.serving.running import running
 
 UNLOAD, LOAD = (f"/v2/repository/models/played/{what}" for what in ("unload", "load"))
 
@@ -41,7 +46,7 @@ def test_unloading_answers_who_waits(rows: int) -> None:
         sent = [threads.submit(httpx.post, found.url + URL, json=ask(i), timeout=15) for i in range(3)]
         if rows == 1:
             assert gate.began.wait(30)
-            until(lambda: model.waiting == 2)
+            until(lambda: model.waiting == 3 - AHEAD)
         else:
             until(lambda: model._worker is not None and model.metrics.open._value.get() == 3)
         assert client.post(UNLOAD).status_code == 200
@@ -53,28 +58,48 @@ def test_unloading_answers_who_waits(rows: int) -> None:
             assert client.post(URL, json=ask(3)).json()["outputs"][0]["data"] == [6]
 
 
-def test_unloading_while_ranks_are_started_again_leaves_none() -> None:
-    may_start, groups = threading.Event(), []
-
-    def die(numbers: list[float]) -> None:
-        raise RankFailedError("rank 1 on host a was killed by SIGKILL.", rank=1)
+def test_unloading_while_ranks_load_ends_that() -> None:
+    may_start, groups, first = threading.Event(), list[Played](), [True]
 
     def open_group() -> Played:
-        if groups:
+        if not first:
             assert may_start.wait(30)
-        groups.append(Played(die))
+        first.clear()
+        groups.append(Played())
         return groups[-1]
 
-    with played(open_group, again=True) as (found, _, model), ThreadPoolExecutor(2) as threads:
-        sent = threads.submit(httpx.post, found.url + URL, json=ask(1), timeout=30)
+    with played(open_group) as (found, client, model), ThreadPoolExecutor(2) as threads:
+        assert client.post(UNLOAD).status_code == 200
+        loading = threads.submit(httpx.post, found.url + LOAD, timeout=30)
         until(lambda: model.state is State.LOADING)
+        assert client.post(URL, json=ask(1)).status_code == 503
         unloading = threads.submit(httpx.post, found.url + UNLOAD, timeout=30)
         until(model.stopping.is_set)
         may_start.set()
-        assert unloading.result().status_code == 200
-        assert sent.result().status_code == 503
+        assert unloading.result().status_code == 200 and loading.result().status_code == 503
         assert model.state is State.UNLOADED
     assert [group.closed for group in groups] == [1, 1]
+
+
+def test_unloading_while_ranks_are_started_again_leaves_none(rows: Path) -> None:
+    """In the pause before a start, and in the midst of one."""
+    before = ranks_here()
+    for pause in (30.0, 0.0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("launcher.group.serving.crew.pause", lambda number, pause=pause: pause)
+            model = TensorModel(
+                "rows", ServeLimits(), Metrics(),
+                open_group=lambda: launcher.start(
+                    rows, ranks=2, launcher="local", threads=1, restart="on-failure"
+                ),
+            )  # fmt: skip
+            with running(model) as found, httpx.Client(base_url=found.url, timeout=60) as client:
+                (group,) = model.groups
+                os.kill(group.stats[1].pid, signal.SIGKILL)
+                until(lambda model=model: model.state is State.LOADING)
+                assert client.post("/v2/repository/models/rows/unload").status_code == 200
+                assert model.state is State.UNLOADED and group.state == "closed"
+        until(lambda: ranks_here() <= before)
 
 
 def test_what_a_cancelled_start_has_started_ends() -> None:
@@ -134,18 +159,6 @@ def test_who_is_gone_keeps_no_place() -> None:
         until(lambda: model.waiting == 1)
         gate.open.set()
         assert [first.result().status_code, later.result().status_code] == [200, 200]
-
-
-def test_as_many_restarts_as_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_BACK_OFF", 0.01)
-
-    def die(numbers: list[float]) -> None:
-        raise RankFailedError("rank 1 on host a was killed by SIGKILL.", rank=1)
-
-    with played(lambda: Played(die), again=True, restarts=1) as (_, client, model):
-        assert client.post(URL, json=ask(1)).status_code == 503
-        until(lambda: model.state is State.FAILED)
-        assert model.numbers.restarts == 1
 
 
 def test_models_that_cannot_be_loaded_say_so() -> None:
@@ -251,17 +264,21 @@ def test_tokens_of_any_letters() -> None:
 
 
 class _Broken:
-    closed = True
+    closed = False
 
     def submit(self, *args: object, **more: object) -> None:
+        self.closed = True
         raise MemoryError
+
+    waiting, busy, groups = 0, False, ()
 
     def close(self) -> None:
         pass
 
 
-def test_an_engine_that_failed_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_failed_gives_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
+    engines: list[Any] = []
 
     class Texts(TextModel):
         def _start(self) -> Speaking:
@@ -269,13 +286,13 @@ def test_an_engine_that_failed_is_started_again(monkeypatch: pytest.MonkeyPatch)
             return Speaking(opened[-1], opened[-1])
 
     async def work() -> None:
-        model = Texts("t", ServeLimits(), Metrics(), True, open_model=lambda: opened[-1])
+        model = Texts("t", ServeLimits(), Metrics(), open_model=lambda: opened[-1])
+        monkeypatch.setattr(model, "_engine", lambda broken: engines.append(_Broken()) or engines[-1])
+        monkeypatch.setattr(model, "_stop", lambda ready: None)
         await model.load()
         with pytest.raises(MemoryError):
             await model.submit("x", GenerateOptions())
-        while model.state is State.LOADING:
-            await asyncio.sleep(0.01)
-        assert model.state is State.READY and len(opened) == 2
+        assert model.state is State.READY and len(engines) == len(opened) == 1
         await model.unload()
 
     asyncio.run(asyncio.wait_for(work(), 30))

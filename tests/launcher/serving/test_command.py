@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import signal
 import socket
@@ -10,9 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import numpy as np
 import onnx
 import psutil
 import pytest
@@ -136,3 +139,70 @@ def test_wrong_usage(rows: Path, arguments: list[str], said: str, capsys: pytest
     assert main(["serve", str(rows), "--port", "0", *arguments]) in {1, 2}
     error = capsys.readouterr().err
     assert said in error and "Traceback" not in error
+
+
+def wait(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("moment", ["restart", "version", "update", "storm"])
+def test_a_signal_at_any_moment_leaves_no_rank(rows: Path, tmp_path: Path, moment: str) -> None:
+    """While ranks are lost and others start, while another version loads, and while weights are on their
+    way to a rank that stands still."""
+    for version in ("1", "2"):
+        (tmp_path / f"{version}.onnx").write_bytes(rows.read_bytes())
+    tokens = tmp_path / "tokens"
+    tokens.write_text("token-of-the-admin admin\ntoken-of-a-user\n")
+    tokens.chmod(0o600)
+    more = ["--restart", "on-failure", "--versions", tmp_path / "{}.onnx", "--variable-weights", "w"]
+    with (
+        command(
+            tmp_path / "1.onnx", "--name", "rows", "--ranks", 2, "--launcher", "local", "--drain", 1,
+            "--token-file", tokens, *more,
+        ) as (process, children),
+        httpx.Client(headers={"Authorization": "Bearer token-of-the-admin"}, timeout=60) as client,
+        ThreadPoolExecutor(1) as threads,
+    ):  # fmt: skip
+        base = f"{url_of(process)}/v2/repository/models/rows"
+        ranks = [child for child in children() if "rank" in " ".join(child.cmdline())]
+        assert len(ranks) == 2
+        found = set(children())
+
+        def alive() -> set[psutil.Process]:
+            now = set(children())
+            found.update(now)
+            return now
+
+        def states() -> str:
+            return str(client.post(f"{base.partition('/models')[0]}/index").json())
+
+        sent = None
+        if moment in {"restart", "storm"}:
+            for _ in range({"restart": 1, "storm": 3}[moment]):
+                wait(lambda: "READY" in states())
+                next(one for one in alive() if "rank 1" in " ".join(one.cmdline())).kill()
+                wait(lambda: "LOADING" in states())
+            if moment == "restart":
+                wait(lambda: alive() - set(ranks))
+        elif moment == "version":
+            sent = threads.submit(client.post, f"{base}/versions/2/load")
+            wait(lambda: len(alive()) >= len(ranks) + 2)
+        else:
+            ranks[1].suspend()
+            file = io.BytesIO()
+            np.savez(file, w=np.zeros((8, 16), np.float32))
+            sent = threads.submit(client.post, f"{base}/weights", content=file.getvalue())
+            time.sleep(0.5)
+            assert not sent.done()
+        process.send_signal(signal.SIGTERM)
+        while process.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                alive()
+            time.sleep(0.01)
+        assert process.returncode == 0 and ended(list(found))
+        assert process.stderr is not None and "Traceback" not in process.stderr.read()
+        if sent is not None and sent.exception(60) is None:
+            assert sent.result().status_code in {200, 503}

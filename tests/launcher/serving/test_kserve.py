@@ -82,15 +82,25 @@ def test_many_at_once_each_get_their_own_answer(client: Any, plain: Any, server:
     assert runs == stats["execution_count"] < stats["inference_count"], "no two requests were joined"
 
 
-def test_metrics_say_what_rank_0_has_spent(client: Any, http: httpx.Client) -> None:
+def test_metrics_say_what_each_rank_has_spent(client: Any, http: httpx.Client) -> None:
+    def told() -> dict[str, float]:
+        lines = http.get("/metrics").text.splitlines()
+        return {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
+
+    before = told()
     client.infer("rows", inputs(feeds(2), binary=True))
-    lines = http.get("/metrics").text.splitlines()
-    found = {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
-    spent = {
-        kind: found[f'shardrun_rank_seconds{{in="{kind}",model="rows"}}'] for kind in ("run", "communication")
-    }
-    assert spent["run"] > spent["communication"] >= 0
-    assert found['shardrun_requests_total{model="rows",protocol="kserve",status="200"}'] >= 1
+    after = told()
+    for rank in (0, 1):
+        for kind in ("compute", "communication", "wait"):
+            name = f'shardrun_rank_seconds_total{{in="{kind}",model="rows",rank="{rank}",version="1"}}'
+            assert after[name] > before[name] > 0 or kind != "wait"
+            assert after[name] >= before[name] >= 0
+        own = f'{{model="rows",rank="{rank}",version="1"}}'
+        assert after[f"shardrun_rank_memory_bytes{own}"] > 1e7
+        assert after[f"shardrun_rank_weight_bytes{own}"] > 0
+        assert after[f"shardrun_rank_state_bytes{own}"] == 0
+    assert after['shardrun_model_ready{model="rows",version="1"}'] == 1
+    assert after['shardrun_queue_seconds_count{model="rows"}'] > 0
 
 
 def test_what_a_server_says_of_itself(client: Any) -> None:
@@ -230,13 +240,6 @@ def test_pages_of_other_sites_may_not_ask(http: httpx.Client) -> None:
     assert http.post("/v2/repository/models/rows/unload", headers=cross).status_code == 403
     assert http.post(URL, json=body(), headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
     assert http.get("/", headers=cross).status_code == 200
-
-
-def test_what_the_ranks_spend_is_told(http: httpx.Client) -> None:
-    assert http.post(URL, json=body()).status_code == 200
-    text = http.get("/metrics").text
-    line = next(line for line in text.splitlines() if 'rank_seconds{in="run",model="rows"}' in line)
-    assert float(line.split()[1]) > 0
 
 
 def test_bodies_beyond_the_limit(http: httpx.Client, server: Running) -> None:

@@ -35,9 +35,9 @@ def test_each_start_writes_into_a_folder_of_its_own(
 ) -> None:
     """One that others have written into is refused: ranks that were lost would not come again."""
     logs, job = Path("logs"), Job(model=two_slices, log_dir=Path("logs"), restart="on-failure")
-    assert folders({"one": job}, monkeypatch) == [logs, logs / "restart-1", logs / "restart-2"]
+    assert folders({"one": job}, monkeypatch) == [logs, logs / "load-2", logs / "load-3"]
     found = folders({"a": job, "b": job, "c": Job(model=two_slices)}, monkeypatch)
-    assert found[:2] == [logs / "a", logs / "a/restart-1"] and found[3] == logs / "b"
+    assert found[:2] == [logs / "a", logs / "a/load-2"] and found[3] == logs / "b"
     assert len(set(found[:6])) == 6 and found[6:] == [None] * 3
 
 
@@ -50,15 +50,17 @@ def test_each_graph_of_a_language_model_too(monkeypatch: pytest.MonkeyPatch) -> 
         begun.append(job.log_dir)
         yield None
 
-    def assemble(folder: Any, started: Any) -> None:
+    def assemble(folder: Any, started: Any) -> SimpleNamespace:
         for path in folder.parts.values():
             with started(path):
                 pass
+        return SimpleNamespace()
 
     monkeypatch.setattr(opening, "read_folder", lambda *given: folder)
     monkeypatch.setattr(opening, "opened", opened)
-    monkeypatch.setattr(opening, "start_group", lambda *given: contextlib.nullcontext())
+    monkeypatch.setattr(opening, "start_group", lambda *given: contextlib.nullcontext("group"))
     monkeypatch.setattr(opening, "program_of", lambda group: None)
     monkeypatch.setattr(opening, "assemble", assemble)
-    opening.language_model(Job(model=Path("m"), log_dir=Path("logs")), None)
+    made = opening.language_model(Job(model=Path("m"), log_dir=Path("logs")), None)
+    assert made.groups == ["group", "group"]
     assert begun == [Path("logs/encoder"), Path("logs/decoder")]

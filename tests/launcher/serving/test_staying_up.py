@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,85 +18,92 @@ import psutil
 import pytest
 
 import launcher
-from launcher.errors import LaunchError, RankFailedError
+from launcher.errors import RankFailedError
 from launcher.serving import models
 from launcher.serving.access import Tokens
+from launcher.serving.batching import Batching
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.models import State
 from launcher.serving.opening import offers
-from launcher.serving.tensor_model import TensorModel
+from launcher.serving.tensor_model import AHEAD, TensorModel
 from launcher.serving.text_model import TextModel
 from tests.launcher.serving.playing import URL, Gate, Played, ask, played, until
-from tests.launcher.serving.running import running
+from tests.launcher.serving.running import Running, running
 
 
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_BACK_OFF", 0.01)
+class Restarting:
+    """Ranks that a group starts again: lost until they ``come``. Asked for 13 they are lost for good."""
 
-
-class Deaths:
-    """Ranks that die when they are asked for 13, ``times`` times; starting fails ``failing`` times."""
-
-    def __init__(self, times: int, failing: int = 0) -> None:
-        self.times, self.failing, self.starts = times, failing, 0
-        self.groups: list[Played] = []
+    def __init__(self) -> None:
+        self.group = Played(self._act)
 
     def __call__(self) -> Played:
-        self.starts += 1
-        if self.starts > 1 and self.failing:
-            self.failing -= 1
-            raise LaunchError("no room")
-        self.groups.append(Played(self._act))
-        return self.groups[-1]
+        return self.group
 
     def _act(self, numbers: list[float]) -> None:
-        if 13 in numbers and self.times:
-            self.times -= 1
+        if 13 in numbers:
+            self.group.state = "failed"
             raise RankFailedError("rank 1 on host a was killed by SIGKILL.", rank=1)
 
-
-@pytest.mark.parametrize("failing", [0, 2])
-def test_what_was_not_answered_is_computed_once_more(soon: None, failing: int) -> None:
-    ranks = Deaths(1, failing)
-    with played(ranks, again=True) as (_, client, model):
-        assert client.post(URL, json=ask(13)).json()["outputs"][0]["data"] == [26]
-        assert client.post(URL, json=ask(3)).status_code == 200
-        assert model.numbers.restarts == 1 + failing and ranks.starts == 2 + failing
-        assert 'shardrun_restarts_total{model="played"}' in client.get("/metrics").text
-    assert [group.closed for group in ranks.groups] == [1, 1]
+    def come(self) -> None:
+        self.group.restarts += 1
+        self.group.state = "ready"
 
 
-def test_a_request_that_kills_ranks_is_not_repeated_for_ever(soon: None) -> None:
-    with played(Deaths(2), again=True) as (_, client, model):
-        answer = client.post(URL, json=ask(13))
+def test_while_ranks_are_started_again() -> None:
+    """What has been taken waits for them; who comes is told when to ask again."""
+    gate = Gate()
+    with played(gate) as (found, client, model), ThreadPoolExecutor(8) as threads:
+        sent = [threads.submit(httpx.post, found.url + URL, json=ask(i), timeout=60) for i in range(6)]
+        assert gate.began.wait(30)
+        until(lambda: model.waiting == 4)
+        (group,) = model.groups
+        group.state = "restarting"
+        gate.open.set()
+        until(lambda: sum(one.done() for one in sent) == 2)
+        answer = client.post(URL, json=ask(9))
         assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
-        assert "killed" not in answer.text
-        until(lambda: model.state is State.READY)
-        assert client.post(URL, json=ask(3)).status_code == 200
-        assert model.numbers.restarts == 2
-
-
-def test_ranks_that_die_too_often_stay_down(soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "MOST_RESTARTS", 2)
-    with played(Deaths(99), again=True) as (_, client, model):
-        for _ in range(2):
-            until(lambda: model.state is not State.LOADING)
-            assert client.post(URL, json=ask(13)).status_code == 503
-        until(lambda: model.state is State.FAILED)
-        answer = client.post(URL, json=ask(3))
-        assert (
-            answer.status_code == 503 and "has failed" in answer.text and "retry-after" not in answer.headers
-        )
+        assert "is loading" in answer.text and model.state is State.LOADING
         assert client.get("/v2/health/ready").status_code == 503
         assert client.get("/v2/health/live").status_code == 200
+        assert 'shardrun_model_ready{model="played",version="1"} 0.0' in client.get("/metrics").text
+        assert model.waiting == 3 and not all(one.done() for one in sent)
+        group.state, group.restarts = "ready", 2
+        assert [one.result().status_code for one in sent] == [200] * 6
+        assert client.get("/v2/health/ready").status_code == 200
+        assert 'shardrun_restarts_total{model="played"} 2.0' in client.get("/metrics").text
 
 
-def test_without_restart_the_model_stays_down() -> None:
-    with played(Deaths(1)) as (_, client, model):
-        assert client.post(URL, json=ask(13)).status_code == 503
-        assert client.post(URL, json=ask(3)).status_code == 503 and model.state is State.FAILED
+def test_ranks_that_do_not_come_again() -> None:
+    ranks = Restarting()
+    with played(ranks) as (_, client, model):
+        answer = client.post(URL, json=ask(13))
+        assert answer.status_code == 503 and "killed" not in answer.text
+        assert int(answer.headers["retry-after"]) >= 1
+        answer = client.post(URL, json=ask(3))
+        assert answer.status_code == 503 and "has failed" in answer.text
+        assert "retry-after" not in answer.headers and model.state is State.FAILED
+        assert client.get("/v2/health/ready").status_code == 503
+        until(lambda: ranks.group.closed == 1)
+
+
+def test_ranks_that_are_lost_beside_joined_requests() -> None:
+    """Each of these is computed once more, alone: what kills ranks takes no other with it."""
+    deaths: list[list[float]] = []
+
+    def act(numbers: list[float]) -> None:
+        if 13 in numbers:
+            deaths.append(numbers)
+            raise RankFailedError("rank 1 on host a was killed by SIGKILL.", rank=1)
+
+    batching = Batching(4, 20.0)
+    with played(lambda: Played(act), batching=batching) as (found, _, _), ThreadPoolExecutor(4) as threads:
+        numbers = (1, 13, 2, 3)
+        sent = [threads.submit(httpx.post, found.url + URL, json=ask(i), timeout=60) for i in numbers]
+        answers = [one.result() for one in sent]
+        assert [one.status_code for one in answers] == [200, 503, 200, 200]
+        assert len(deaths) == 2 and deaths[1] == [13]
 
 
 def test_more_than_may_wait_are_refused_at_once() -> None:
@@ -103,13 +111,15 @@ def test_more_than_may_wait_are_refused_at_once() -> None:
     with played(gate, queue=3) as (found, client, model), ThreadPoolExecutor(8) as threads:
         first = threads.submit(httpx.post, found.url + URL, json=ask(0), timeout=60)
         assert gate.began.wait(30)
-        others = [threads.submit(httpx.post, found.url + URL, json=ask(i), timeout=60) for i in (1, 2, 3)]
+        others = [
+            threads.submit(httpx.post, found.url + URL, json=ask(i), timeout=60) for i in range(1, 3 + AHEAD)
+        ]
         until(lambda: model.waiting == 3)
         answer = client.post(URL, json=ask(9))
         assert answer.status_code == 429 and "retry-after" in answer.headers
         assert client.get("/v2/health/live").status_code == 200
         gate.open.set()
-        assert [one.result().status_code for one in (first, *others)] == [200] * 4
+        assert [one.result().status_code for one in (first, *others)] == [200] * (3 + AHEAD)
 
 
 def test_clients_take_turns_and_priorities_go_first() -> None:
@@ -128,8 +138,11 @@ def test_clients_take_turns_and_priorities_go_first() -> None:
             until(lambda: model.waiting == before + 1 or not gate.began.wait(0.01) or number == 0)
 
         waiting: list[Any] = []
+        own = {"Authorization": "Bearer token-of-a"}
         send("token-of-a", 0)
         assert gate.began.wait(30)
+        waiting.append(threads.submit(client.post, URL, json=ask(0.5), headers=own))  # lies ready already
+        until(lambda: len(model._runs) == AHEAD)
         for number in (1, 2, 3):
             send("token-of-a", number, priority=1)
         send("token-of-b", 10, priority=1)
@@ -139,23 +152,25 @@ def test_clients_take_turns_and_priorities_go_first() -> None:
             client.post(URL, json=ask(9), headers={"Authorization": "Bearer token-of-c"}).status_code == 401
         )
         gate.open.set()
-        assert [one.result().status_code for one in waiting] == [200] * 6
-    assert gate.seen == [0, 5, 1, 10, 2, 3]
+        assert [one.result().status_code for one in waiting] == [200] * 7
+    assert gate.seen == [0, 0.5, 5, 1, 10, 2, 3]
 
 
 def test_who_goes_away_or_waits_too_long_is_not_computed() -> None:
     gate = Gate()
-    with played(gate) as (found, client, _), ThreadPoolExecutor(4) as threads:
+    with played(gate) as (found, client, model), ThreadPoolExecutor(4) as threads:
         first = threads.submit(httpx.post, found.url + URL, json=ask(0), timeout=60)
         assert gate.began.wait(30)
+        second = threads.submit(httpx.post, found.url + URL, json=ask(0.5), timeout=60)
+        until(lambda: len(model._runs) == AHEAD)
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(found.url + URL, json=ask(1), timeout=0.5)
         answer = client.post(URL, json=ask(2, timeout=200_000))
         assert answer.status_code == 504 and "did not answer within 0.2 s" in answer.text
         gate.open.set()
-        assert first.result().status_code == 200
+        assert first.result().status_code == second.result().status_code == 200
         assert client.post(URL, json=ask(3)).status_code == 200
-    assert gate.seen == [0, 3]
+    assert gate.seen == [0, 0.5, 3]
 
 
 def test_what_is_under_way_is_answered_before_the_end() -> None:
@@ -195,11 +210,13 @@ def test_errors_that_nobody_foresaw_are_told_without_their_text(caplog: pytest.L
     assert "secret" in caplog.text
 
 
-def test_real_ranks_come_back(rows: Path, soon: None) -> None:
+def test_real_ranks_come_back(rows: Path) -> None:
     limits, metrics = ServeLimits(), Metrics()
     model = TensorModel(
-        "rows", limits, metrics, True,
-        open_group=lambda: launcher.start(rows, ranks=2, launcher="local", threads=1),
+        "rows", limits, metrics,
+        open_group=lambda: launcher.start(
+            rows, ranks=2, launcher="local", threads=1, restart="on-failure"
+        ),
     )  # fmt: skip
     body = {
         "inputs": [
@@ -214,14 +231,17 @@ def test_real_ranks_come_back(rows: Path, soon: None) -> None:
             os.kill(model.ready.stats[rank].pid, signal.SIGKILL)
             assert client.post(url, json=body).json() == expected
             until(lambda: model.state is State.READY)
-    assert model.numbers.restarts == 2 and model.numbers.failed == 0
+        until(lambda: model.numbers.restarts == 2)
+    assert model.numbers.failed == 0
 
 
-def test_ranks_of_texts_come_back(texts: Path, soon: None) -> None:
+def test_ranks_of_texts_come_back(texts: Path) -> None:
     limits, metrics = ServeLimits(), Metrics()
     model = TextModel(
-        "tiny", limits, metrics, True,
-        open_model=lambda: launcher.load_language_model(texts, ranks=2, launcher="local", threads=1),
+        "tiny", limits, metrics,
+        open_model=lambda: launcher.load_language_model(
+            texts, ranks=2, launcher="local", threads=1, restart="on-failure"
+        ),
     )  # fmt: skip
     ask_for: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 20, "temperature": 0}
     before = {child.pid for child in psutil.Process().children()}
@@ -241,25 +261,16 @@ def test_ranks_of_texts_come_back(texts: Path, soon: None) -> None:
         assert client.post(url, json=ask_for).json()["choices"] == expected
 
 
-@pytest.mark.parametrize("again", [True, False])
-def test_deaths_are_noted_while_nobody_asks(soon: None, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deaths_are_noted_while_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "_LOOK_SECONDS", 0.01)
-    groups: list[Played] = []
-
-    def open_group() -> Played:
-        groups.append(Played())
-        return groups[-1]
-
-    with played(open_group, again=again) as (_, client, model):
-        groups[0].state = "failed"
-        wanted = State.READY if again else State.FAILED
-        until(lambda: model.state is wanted and model.numbers.restarts == int(again))
-        until(lambda: groups[0].closed == 1)
-        assert client.get("/v2/health/ready").status_code == (200 if again else 503)
-        assert len(groups) == 1 + again
+    group = Played()
+    with played(lambda: group) as (_, client, model):
+        group.state = "failed"
+        until(lambda: group.closed == 1)
+        assert client.get("/v2/health/ready").status_code == 503 and model.state is State.FAILED
 
 
-def test_real_deaths_are_noted_while_nobody_asks(texts: Path, rows: Path, soon: None) -> None:
+def test_real_deaths_are_noted_while_nobody_asks(texts: Path, rows: Path) -> None:
     metrics = Metrics()
     found = [
         offer.made(ServeLimits(), metrics)
@@ -272,3 +283,68 @@ def test_real_deaths_are_noted_while_nobody_asks(texts: Path, rows: Path, soon: 
             if child.pid not in before and "rank" in " ".join(child.cmdline()):
                 child.kill()
         until(lambda: all(model.numbers.restarts == 1 and model.state is State.READY for model in found))
+
+
+@pytest.fixture(scope="module")
+def lasting_texts(texts: Path) -> Iterator[tuple[TextModel, Running, httpx.Client]]:
+    """A language model on one rank that is started again."""
+    limits, metrics = ServeLimits(), Metrics()
+    model = TextModel(
+        "tiny", limits, metrics,
+        open_model=lambda: launcher.load_language_model(
+            texts, ranks=1, launcher="local", threads=1, restart="on-failure"
+        ),
+    )  # fmt: skip
+    with running(model, limits=limits, metrics=metrics) as found, httpx.Client(timeout=60) as client:
+        yield model, found, client
+
+
+ASKED: dict[str, Any] = {
+    "model": "tiny", "prompt": "hello", "max_tokens": 20, "temperature": 0, "ignore_eos": True
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_texts_that_have_not_begun_are_begun_again(
+    lasting_texts: tuple[TextModel, Running, httpx.Client], stream: bool
+) -> None:
+    model, found, client = lasting_texts
+    url = f"{found.url}/v1/completions"
+    expected = client.post(url, json=ASKED).json()["choices"][0]["text"]
+    before = model.numbers.restarts
+    (group,) = model.groups
+    os.kill(group.stats[0].pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as threads:
+        sent = threads.submit(httpx.post, url, json={**ASKED, "stream": stream}, timeout=60)
+        until(lambda: model.busy and group._requests._flight)
+        os.kill(group.stats[0].pid, signal.SIGKILL)
+        answer = sent.result()
+    assert answer.status_code == 200
+    if stream:
+        pieces = [
+            json.loads(line.removeprefix("data: "))
+            for line in answer.text.splitlines()
+            if line.startswith("data: {")
+        ]
+        assert "".join(piece["choices"][0]["text"] for piece in pieces) == expected
+    else:
+        assert answer.json()["choices"][0]["text"] == expected
+    until(lambda: model.numbers.restarts == before + 1)
+
+
+def test_texts_are_unloaded_while_their_ranks_are_started_again(
+    lasting_texts: tuple[TextModel, Running, httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for these ranks, such as an engine with a new text, waits no longer."""
+    monkeypatch.setattr("launcher.group.serving.crew.pause", lambda number: 60.0)
+    model, found, client = lasting_texts
+    (group,) = model.groups
+    repository = f"{found.url}/v2/repository/models/tiny"
+    os.kill(group.stats[0].pid, signal.SIGKILL)
+    until(lambda: model.state is State.LOADING)
+    answer = client.post(f"{found.url}/v1/completions", json={**ASKED, "prompt": ["hello"]}, timeout=0.5)
+    assert answer.status_code == 503 and "retry-after" in answer.headers
+    assert client.post(f"{repository}/unload").status_code == 200
+    assert model.state is State.UNLOADED and group.state == "closed"
+    assert client.post(f"{repository}/load").status_code == 200
+    assert client.post(f"{found.url}/v1/completions", json=ASKED).status_code == 200

@@ -1,0 +1,1 @@
+"""Models that change while they are served: new weights, and new versions."""

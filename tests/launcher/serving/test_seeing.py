@@ -1,0 +1,219 @@
+"""What a server says of its work: spans by OpenTelemetry's own exporter, the log of requests, metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("prometheus_client", reason="what serving needs is not installed")
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from launcher.serving.access import ACCESS, Tokens
+from launcher.serving.seeing.numbers import Rate
+from launcher.serving.seeing.traces import Traces
+from tests.launcher.serving.playing import URL, Played, ask, played, until
+from tests.launcher.serving.running import Running
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+"""As the W3C's recommendation on Trace Context has it: version, trace, parent, sampled."""
+ASKED = {"model": "tiny", "prompt": "hello", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture
+def spans(server: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An exporter that keeps the spans of the server."""
+    memory = pytest.importorskip(
+        "opentelemetry.sdk.trace.export.in_memory_span_exporter", reason="needs opentelemetry-sdk"
+    )
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+    exporter, provider = memory.InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(server.context, "traces", Traces(provider.get_tracer("test")))
+    yield exporter
+    provider.shutdown()
+
+
+@pytest.fixture
+def http(server: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+def by_name(exporter: Any, ending: str) -> tuple[Any, dict[str, Any]]:
+    """The span of the request whose path ends so, and those below it."""
+
+    def found() -> list[Any]:
+        return [one for one in exporter.get_finished_spans() if one.name.endswith(ending)]
+
+    until(found)
+    (root,) = found()
+    below = [one for one in exporter.get_finished_spans() if one.parent and one.parent is not root.parent]
+    return root, {one.name: one for one in below if one.parent.span_id == root.context.span_id}
+
+
+def rows() -> dict[str, Any]:
+    x = {"name": "x", "shape": [2, 8], "datatype": "FP32", "data": [1.0] * 16}
+    s = {"name": "s", "shape": [2], "datatype": "BYTES", "data": ["a", "b"]}
+    return {"inputs": [x, s]}
+
+
+def test_spans_of_tensors(http: httpx.Client, spans: Any) -> None:
+    answer = http.post("/v2/models/rows/infer", json=rows(), headers={"traceparent": PARENT})
+    assert answer.status_code == 200
+    root, below = by_name(spans, "/infer")
+    assert root.name == "POST /v2/models/{model}/infer" and root.kind.name == "SERVER"
+    assert f"{root.context.trace_id:032x}" == PARENT.split("-")[1]
+    assert f"{root.parent.span_id:016x}" == PARENT.split("-")[2]
+    said = root.attributes
+    assert said["http.response.status_code"] == 200 and said["shardrun.model"] == "rows"
+    assert below.keys() == {"queue", "predict"} and below["predict"].attributes["rows"] == 2
+    assert root.start_time <= below["queue"].start_time + 1_000_000
+    assert below["queue"].end_time == pytest.approx(below["predict"].start_time, abs=1_000_000)
+    assert below["predict"].start_time < below["predict"].end_time <= root.end_time + 1_000_000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_spans_of_texts(http: httpx.Client, spans: Any, stream: bool) -> None:
+    answer = http.post("/v1/completions", json={**ASKED, "stream": stream}, headers={"traceparent": PARENT})
+    assert answer.status_code == 200
+    root, below = by_name(spans, "/completions")
+    assert f"{root.context.trace_id:032x}" == PARENT.split("-")[1]
+    assert below.keys() == {"queue", "prompt", "generate"}
+    assert root.attributes["shardrun.generated_tokens"] == 5
+    assert root.attributes["shardrun.prompt_tokens"] == below["prompt"].attributes["tokens"] > 0
+    assert below["prompt"].end_time == pytest.approx(below["generate"].start_time, abs=1_000_000)
+
+
+@pytest.mark.parametrize("parent", ["", "00-0-0-0", "x" * 5000])
+def test_spans_without_a_parent(http: httpx.Client, spans: Any, parent: str) -> None:
+    assert http.get("/v2/models/nope", headers={"traceparent": parent}).status_code == 404
+    root, below = by_name(spans, "{model}")
+    assert root.parent is None and not below and root.attributes["shardrun.model"] == ""
+
+
+def test_nothing_is_imported_where_the_package_is_not_there() -> None:
+    program = """
+        import importlib.util, sys
+        found = importlib.util.find_spec
+        importlib.util.find_spec = lambda name, *more: None if name == "opentelemetry" else found(name, *more)
+        from launcher.serving import app, server
+        from launcher.serving.seeing.traces import traces_here
+        trace = traces_here().request("GET", "/", {"traceparent": "x"})
+        print(trace, [name for name in sys.modules if "opentelemetry" in name])
+    """
+    lines = "\n".join(line.strip() for line in program.splitlines())
+    told = subprocess.run(
+        [sys.executable, "-c", lines], check=False, capture_output=True, text=True, timeout=100
+    )
+    assert told.stdout.strip() == "None []", told.stderr
+
+
+def test_the_log_of_requests(
+    http: httpx.Client, server: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "token-that-nobody-reads"
+    monkeypatch.setattr(server.context, "tokens", Tokens((secret.encode(),)))
+    headers = {"Authorization": f"Bearer {secret}", "X-Request-Id": "mine-1"}
+    with caplog.at_level(logging.INFO, ACCESS):
+        assert http.post("/v1/completions", json=ASKED, headers=headers).status_code == 200
+        assert (
+            http.post("/v1/completions", json={**ASKED, "stream": True}, headers=headers).status_code == 200
+        )
+        assert http.post("/v2/models/rows/infer", json=rows(), headers=headers).status_code == 200
+        assert http.post("/v2/models/rows/infer?key=hidden", json=rows()).status_code == 401
+        until(lambda: len(caplog.records) == 4)
+    lines = [json.loads(record.getMessage()) for record in caplog.records]
+    for line, (model, status, tokens) in zip(
+        lines, [("tiny", 200, 5), ("tiny", 200, 5), ("rows", 200, None), ("", 401, None)], strict=True
+    ):
+        assert (line["model"], line["status"], line.get("generated_tokens")) == (model, status, tokens)
+        assert line["seconds"] > 0 and line["client"] and line["method"] == "POST" and line["path"]
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", line["time"])
+        assert ("prompt_tokens" in line) is (tokens is not None)
+    assert [line["id"] for line in lines[:3]] == ["mine-1"] * 3
+    assert secret not in caplog.text and "hidden" not in caplog.text and "hello" not in caplog.text
+
+
+def test_metrics_follow_the_conventions(http: httpx.Client) -> None:
+    """By Prometheus' own parser: base units, no unit twice, counters that end in total; labels that no client
+    can make many."""
+    for number in range(5):
+        http.get(f"/v2/models/made-up-{number}")
+        http.get(f"/nowhere-{number}", headers={"X-Request-Id": f"id-{number}"})
+    http.post("/v2/models/rows/infer", json=rows())
+    http.post("/v1/completions", json=ASKED)
+    answer = http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    families = {family.name: family for family in text_string_to_metric_families(answer.text)}
+    for name, family in families.items():
+        assert re.fullmatch(r"shardrun_[a-z_]+[a-z]", name) and family.documentation, name
+        assert not re.search(r"_(ms|milliseconds|mb|kb|count|sum)$", name)
+        for sample in family.samples:
+            assert sample.labels.keys() <= {
+                "model", "version", "rank", "in", "protocol", "status", "le"
+            }  # fmt: skip
+            assert "made-up" not in str(sample.labels) and "nowhere" not in str(sample.labels)
+            if family.type == "counter":
+                assert sample.name.endswith(("_total", "_created"))
+    for name in (
+        "requests", "request_seconds", "queue_length", "queue_seconds", "batch_rows", "generated_tokens",
+        "generated_tokens_per_second", "rank_seconds", "rank_state_bytes", "rank_memory_bytes",
+        "rank_weight_bytes", "restarts", "model_ready", "model_weight_updates",
+    ):  # fmt: skip
+        assert f"shardrun_{name}" in families, name
+    speed = families["shardrun_generated_tokens_per_second"].samples[0]
+    assert speed.labels == {"model": "tiny"} and speed.value > 0
+    of_texts = {
+        sample.labels["rank"]
+        for sample in families["shardrun_rank_seconds"].samples
+        if sample.labels["model"] == "tiny"
+    }
+    assert of_texts == {"0", "1"}
+
+
+def test_state_is_told_while_texts_are_there(http: httpx.Client) -> None:
+    """Of beginnings that are kept for other texts, on each rank."""
+    answer = http.post("/v1/completions", json={**ASKED, "prompt": "hello " * 10})
+    assert answer.status_code == 200, answer.text
+
+    def held() -> list[float]:
+        families = text_string_to_metric_families(http.get("/metrics").text)
+        (found,) = [family for family in families if family.name == "shardrun_rank_state_bytes"]
+        return [one.value for one in found.samples if one.labels["model"] == "tiny"]
+
+    until(lambda: len(held()) == 2 and all(value > 0 for value in held()))
+
+
+def test_a_rate_forgets() -> None:
+    now = [100.0]
+    rate = Rate(lambda: now[0])
+    for _ in range(20):
+        rate.add()
+    assert rate.value() == 20
+    now[0] += 5
+    rate.add(5)
+    assert rate.value() == 5
+    now[0] += 7
+    assert rate.value() == 0.5
+    now[0] += 100
+    assert rate.value() == 0
+
+
+def test_a_scrape_does_not_wait_for_ranks_that_are_at_work() -> None:
+    """It shows what they said before."""
+    group = Played()
+    with played(lambda: group) as (_, client, _):
+        assert client.post(URL, json=ask(1)).status_code == 200
+        for _ in range(2):
+            assert client.get("/metrics").status_code == 200
