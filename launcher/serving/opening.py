@@ -23,6 +23,7 @@ from launcher.job.model import opened, world_size
 from launcher.job.option_table import changed
 from launcher.job.options import OPTIONS
 from launcher.serving.batching import Batching
+from launcher.serving.embedding.finding import find_encoder
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.models import Model, Repository, name_of
@@ -66,7 +67,10 @@ class Offer:
             if stopping.is_set():
                 raise LaunchError(f"the model {self.name!r} was unloaded while it was loading")
 
-        if _generates(job, options):
+        found = find_encoder(job, options.texts)
+        if found is not None:
+            job = found.job
+        elif _generates(job, options):
             if options.max_batch_size > 1:
                 raise ConfigError(
                     f"{job.model}: --max-batch-size is for models of tensors: texts are always joined"
@@ -83,6 +87,7 @@ class Offer:
         return TensorModel(
             self.name, limits, metrics, again, restarts, stopping,
             open_group=lambda: group_of(next_start(), unless_stopped), batching=batching,
+            encoder=None if found is None else found.encoder,
         )  # fmt: skip
 
 

@@ -58,13 +58,22 @@ class TextModel(Served[Speaking]):
         return ready.engine.closed or self.ended()
 
     async def submit(
-        self, prompt: str | list[int], options: GenerateOptions, *, special: bool = True
+        self,
+        prompt: str | list[int],
+        options: GenerateOptions,
+        *,
+        special: bool = True,
+        client: str = "",
+        priority: int = 0,
     ) -> tuple[Stream, Speaking]:
-        """Takes a request. Raises `RefusalError`, and `ConfigError` for what does not fit the model."""
+        """Takes a request of a ``client``, who has its turn among those that wait; priority 0 goes before 1.
+        Raises `RefusalError`, and `ConfigError` for what does not fit the model."""
         ready = await self.until_ready(time.monotonic() + self.limits.seconds)
         try:
             # A long prompt takes the tokenizer a while.
-            stream = await asyncio.to_thread(ready.engine.submit, prompt, options, special=special)
+            stream = await asyncio.to_thread(
+                ready.engine.submit, prompt, options, special=special, client=client, priority=priority
+            )
         except Exception as error:
             self._note(error, ready)
             raise

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from launcher.common.documents import read_text
 from launcher.errors import ConfigError
+from launcher.generation.text.grammar import packed
+from launcher.generation.text.pieces import pieces_of
 from sharding.common.text import one_line, shortened
 
 MAX_TOKENIZER_BYTES = 256 << 20
@@ -25,6 +28,12 @@ class _Encoding(Protocol):
         """The ids of a text."""
 
 
+class _Added(Protocol):
+    @property
+    def special(self) -> bool:
+        """Whether it is no text."""
+
+
 class _Library(Protocol):
     """What is used of the package's own tokenizer."""
 
@@ -39,6 +48,12 @@ class _Library(Protocol):
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token."""
+
+    def to_str(self) -> str:
+        """All of it as JSON."""
+
+    def get_added_tokens_decoder(self) -> Mapping[int, _Added]:
+        """The tokens that are not of the model, by id."""
 
 
 class Tokenizer:
@@ -77,6 +92,22 @@ class Tokenizer:
     def id_of(self, token: str) -> int | None:
         """The id of a token, if there is one."""
         return self._inner.token_to_id(token)
+
+    @functools.cached_property
+    def pieces(self) -> Sequence[bytes]:
+        """The bytes that each id stands for, special tokens by their names."""
+        return pieces_of(self._inner.to_str(), self._inner.get_vocab(with_added_tokens=True))
+
+    @functools.cached_property
+    def special(self) -> frozenset[int]:
+        """The ids of special tokens, which `text` leaves out."""
+        added = self._inner.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
+
+    @functools.cached_property
+    def packed(self) -> object:
+        """As texts that follow a grammar need it. Raises `ConfigError` without the package for it."""
+        return packed(self)
 
     def unwritten(self, texts: Iterable[str]) -> Iterator[int]:
         """The ids of those texts that are special tokens, which `text` leaves out."""

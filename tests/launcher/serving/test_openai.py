@@ -22,7 +22,7 @@ from launcher.serving.context import Call, Context, Frame
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.models import Repository
-from launcher.serving.openai.answers import Answer
+from launcher.serving.openai.answers import Answer, Spelling
 from tests.launcher.serving.running import Running
 
 PROMPT = "hello world"
@@ -99,7 +99,7 @@ def test_log_probabilities_of_streams(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("chat", [True, False])
 def test_impossible_tokens_have_a_number(chat: bool) -> None:
-    answer = Answer("tiny", chat, "token {}".format, logprobs=True)
+    answer = Answer("tiny", chat, Spelling(None), logprobs=True)
     token = Token(0, 12, "ab", -math.inf, ((3, -0.5), (12, -math.inf)))
     text = json.dumps(answer.piece(0, "ab", token), allow_nan=False)
     assert "-9999.0" in text and "-0.5" in text
@@ -159,11 +159,11 @@ def test_models(client: openai.OpenAI) -> None:
         ({"temperature": -1}, "temperature"),
         ({"temperature": 10**400}, "beyond all bounds"),
         ({"logit_bias": {"3": 10**400}}, "logit_bias"),
-        ({"stop_token_ids": [[1]]}, "stop_ids"),
+        ({"stop_token_ids": [[1]]}, "stop_token_ids: expected a list of token ids"),
         ({"prompt": "\ud800"}, "no JSON"),
         ({"top_p": 2}, "top_p"),
-        ({"n": 5}, "n: expected at most 4, found 5"),
-        ({"n": 0}, "samples"),
+        ({"n": 5}, "n: expected 1 to 4, found 5"),
+        ({"n": 0}, "n: expected 1 to 4, found 0"),
         ({"stop": [""]}, "stop: expected a text"),
         ({"stop": ["a"] * 17}, "at most 16"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
@@ -172,11 +172,33 @@ def test_models(client: openai.OpenAI) -> None:
         ({"prompt": []}, "prompt: expected"),
         ({"prompt": [1.5]}, "prompt: expected"),
         ({"prompt": [10**9]}, "vocabulary"),
-        ({"prompt": ["a"] * 65}, "at most 64 prompts"),
+        ({"prompt": ["a"] * 65}, "prompt: expected at most 64 of them"),
         ({"prompt": "a" * 3000}, "context"),
-        ({"echo": True}, "echo: this server does not have it"),
-        ({"best_of": 3}, "best_of: expected as many as n"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"suffix": "x"}, "suffix: this server does not have it"),
+        ({"echo": True, "logprobs": 1}, "echo: log-probabilities of a prompt"),
+        ({"echo": 1}, "echo: expected true or false"),
+        ({"best_of": 1, "n": 2}, "best_of: expected at least n, which is 2"),
+        ({"best_of": 5}, "best_of: expected 1 to 4"),
+        ({"best_of": 2, "stream": True}, "best_of: stream is not possible"),
+        ({"best_of": 2, "logprobs": 1}, "best_of: logprobs is not possible"),
+        ({"min_tokens": -1}, "min_tokens: expected a whole number"),
+        ({"priority": -1}, "priority: expected 0 to"),
+        ({"temprature": 1}, "temprature: there is no such field here; did you mean"),
+        ({"messages": []}, "messages: there is no such field"),
+        ({"top_logprobs": 2}, "top_logprobs: there is no such field"),
+        ({"user": 3}, "user: expected a text"),
+        ({"stream_options": {"include_usage": True}}, "stream_options: it is for streams"),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+        ),
+        ({"response_format": "json"}, "response_format: expected an object"),
+        ({"response_format": {}}, "response_format.type: expected a text"),
+        ({"response_format": {"type": "xml"}}, "response_format.type: expected text, json_object or"),
+        ({"response_format": {"type": "json_object", "a": 1}}, "response_format.a"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: expected an object"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "json_schema.schema: expected"),
     ],
 )
 def test_wrong_requests(server: Running, asked: dict[str, Any], said: str) -> None:
