@@ -177,9 +177,12 @@ def check_schema(schema: str) -> None:
         raise ConfigError(
             f"the JSON schema has {len(schema)} characters: expected at most {MOST_SCHEMA}; simplify it"
         )
+    deepest = f"the JSON schema is more than {_DEEPEST} levels deep: simplify it, or refer to parts by $ref"
     try:
         found = json.loads(schema)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise ConfigError(deepest) from None
+    except ValueError as error:
         raise ConfigError(f"the JSON schema is no JSON: {shortened(str(error), 100)}") from None
     if not isinstance(found, dict | bool):
         raise ConfigError("the JSON schema: expected a JSON object, found something else")
@@ -191,9 +194,7 @@ def check_schema(schema: str) -> None:
     ]:
         deep += 1
         if deep > _DEEPEST:
-            raise ConfigError(
-                f"the JSON schema is more than {_DEEPEST} levels deep: simplify it, or refer to parts by $ref"
-            )
+            raise ConfigError(deepest)
 
 
 def _told(error: str) -> str:

@@ -146,7 +146,11 @@ def _form(body: Mapping[str, object]) -> str | None:
     for name in told:
         if name not in {"name", "description", "strict", "schema"}:
             raise bad(f"{where}{str(name)[:60]}: there is no such field here; leave it out")
-    return json.dumps(needed(told, "schema", dict, where))
+    schema = needed(told, "schema", dict, where)
+    try:
+        return json.dumps(schema)
+    except RecursionError:
+        raise bad(f"{where}schema: it is too deep; simplify it") from None
 
 
 def _most(body: Mapping[str, object], limits: ServeLimits) -> int:
