@@ -42,6 +42,8 @@ class TextModel(Served[Speaking]):
     def _start(self) -> Speaking:
         model = self.open_model()
         try:
+            if model.tokenizer is not None:
+                model.tokenizer.warm()
             engine = model.engine(sequences=self.limits.texts, waiting=self.limits.queue)
         except BaseException:
             model.close()

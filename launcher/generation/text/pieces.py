@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 _WORD_PIECE, _WORD_END = "##", "</w>"
 
 
-def pieces_of(document: str, ids: Mapping[str, int]) -> list[bytes]:
-    """By id, as in the middle of a text; nothing for ids that there are not. ``document``: of a
-    ``tokenizer.json``; ``ids``: its whole vocabulary."""
-    data = json.loads(document)
-    added = {item["id"]: item["content"] for item in data.get("added_tokens") or ()}
-    bytes_of = _reader(list(_decoders(data.get("decoder"))))
+def pieces_of(decoder: str, ids: Mapping[str, int], added: Collection[int]) -> list[bytes]:
+    """By id, as in the middle of a text; nothing for ids that there are not. ``decoder``: that part of a
+    ``tokenizer.json``; ``ids``: its whole vocabulary; ``added``: ids whose names are their texts."""
+    bytes_of = _reader(list(_decoders(json.loads(decoder))))
     found = [b""] * (max(ids.values(), default=-1) + 1)
     for token, number in ids.items():
         found[number] = token.encode() if number in added else bytes_of(token)
@@ -36,12 +34,13 @@ def _reader(decoders: list[Mapping[str, object]]) -> Callable[[str], bytes]:
     """What makes bytes of a token's name, as the decoders do with all of a text."""
     kinds = {one.get("type"): one for one in decoders}
     if "ByteLevel" in kinds:
-        table = byte_names()
+        table = {ord(sign): byte for sign, byte in byte_names().items()}
 
         def of_bytes(token: str) -> bytes:
-            if all(sign in table for sign in token):
-                return bytes(table[sign] for sign in token)
-            return token.encode()
+            try:
+                return token.translate(table).encode("latin-1")
+            except UnicodeEncodeError:
+                return token.encode()
 
         return of_bytes
     if "WordPiece" in kinds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from launcher.generation.text.pieces import pieces_of
 from sharding.common.text import one_line, shortened
 
 MAX_TOKENIZER_BYTES = 256 << 20
+_LONG = 1 << 13
+"""Characters of a text that takes so long that other threads should go on meanwhile."""
 
 
 def available() -> bool:
@@ -26,6 +29,11 @@ class _Encoding(Protocol):
     @property
     def ids(self) -> list[int]:
         """The ids of a text."""
+
+
+class _Decoder(Protocol):
+    def __getstate__(self) -> bytes:
+        """It as JSON."""
 
 
 class _Added(Protocol):
@@ -40,17 +48,21 @@ class _Library(Protocol):
     def get_vocab(self, with_added_tokens: bool = ...) -> dict[str, int]:
         """The ids of tokens."""
 
+    @property
+    def decoder(self) -> _Decoder | None:
+        """What makes one text of tokens."""
+
     def encode(self, sequence: str, *, add_special_tokens: bool) -> _Encoding:
         """A text as ids."""
+
+    def encode_batch(self, input: list[str], *, add_special_tokens: bool) -> Sequence[_Encoding]:
+        """Texts as ids, while other threads go on."""
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         """Ids as text."""
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token."""
-
-    def to_str(self) -> str:
-        """All of it as JSON."""
 
     def get_added_tokens_decoder(self) -> Mapping[int, _Added]:
         """The tokens that are not of the model, by id."""
@@ -83,6 +95,8 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError:
             raise ConfigError("the prompt is no text: it holds half of a surrogate pair") from None
+        if len(text) > _LONG:
+            return self._inner.encode_batch([text], add_special_tokens=special)[0].ids
         return self._inner.encode(text, add_special_tokens=special).ids
 
     def text(self, ids: Sequence[int]) -> str:
@@ -96,7 +110,12 @@ class Tokenizer:
     @functools.cached_property
     def pieces(self) -> Sequence[bytes]:
         """The bytes that each id stands for, special tokens by their names."""
-        return pieces_of(self._inner.to_str(), self._inner.get_vocab(with_added_tokens=True))
+        decoder = self._inner.decoder
+        return pieces_of(
+            "null" if decoder is None else decoder.__getstate__().decode(),
+            self._inner.get_vocab(with_added_tokens=True),
+            self._inner.get_added_tokens_decoder().keys(),
+        )
 
     @functools.cached_property
     def special(self) -> frozenset[int]:
@@ -108,6 +127,12 @@ class Tokenizer:
     def packed(self) -> object:
         """As texts that follow a grammar need it. Raises `ConfigError` without the package for it."""
         return packed(self)
+
+    def warm(self) -> None:
+        """Makes ready what takes a second for a large one, and lets no other thread go on meanwhile."""
+        _ = self.pieces
+        with contextlib.suppress(ConfigError):  # without the package, whoever needs it is told
+            _ = self.packed
 
     def unwritten(self, texts: Iterable[str]) -> Iterator[int]:
         """The ids of those texts that are special tokens, which `text` leaves out."""
