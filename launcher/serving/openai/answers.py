@@ -154,6 +154,10 @@ class Answer:
         }
 
 
+_GOES_ON, _BEGINS = 0x80, 0xC0
+"""From the first byte on up to the second one, bytes of UTF-8 are no first ones of a character."""
+
+
 class _Offsets:
     """Where tokens begin in a text, in characters: a character may be of several tokens."""
 
@@ -163,6 +167,8 @@ class _Offsets:
 
     def next(self, piece: bytes) -> int:
         """Where the next token begins, which adds these bytes."""
+        if piece and not _GOES_ON <= piece[0] < _BEGINS:  # what is left of a character is none
+            self._at += len(self._decoder.decode(b"", final=True))
         found = self._at
         self._at += len(self._decoder.decode(piece))
         return found

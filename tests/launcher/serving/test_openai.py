@@ -142,6 +142,109 @@ def test_stop_texts_are_not_shown(client: openai.OpenAI, model: LanguageModel) -
     assert found.choices[0].text == whole[: whole.index(stop)] and found.choices[0].finish_reason == "stop"
 
 
+def test_echo_and_the_best_of_several(client: openai.OpenAI, model: LanguageModel) -> None:
+    how: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 8, "seed": 3}
+    plain = client.completions.create(**how, n=3)
+    echoed = client.completions.create(**how, n=3, echo=True)
+    assert [one.text for one in echoed.choices] == [PROMPT + one.text for one in plain.choices]
+    pieces = list(client.completions.create(**how, echo=True, stream=True))
+    assert "".join(piece.choices[0].text for piece in pieces) == echoed.choices[0].text
+    made = model.generate(PROMPT, max_new_tokens=8, seed=3, samples=3, temperature=1.0, logprobs=0)
+    texts = made.finish()
+    texts.sort(key=lambda text: -sum(text.logprobs or []) / len(text.ids))
+    best = client.completions.create(**how, n=2, best_of=3)
+    assert [one.text for one in best.choices] == [text.text for text in texts[:2]]
+    assert [one.index for one in best.choices] == [0, 1] and best.choices[0].logprobs is None
+    assert best.usage is not None
+    assert best.usage.completion_tokens == sum(len(text.ids) for text in texts)
+
+
+def test_every_piece_has_a_place_for_usage_where_it_is_asked_for(client: openai.OpenAI) -> None:
+    how: Any = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3, "stream": True}
+    assert all("usage" not in piece.model_fields_set for piece in client.completions.create(**how))
+    pieces = list(client.completions.create(**how, stream_options={"include_usage": True}))
+    assert all("usage" in piece.model_fields_set for piece in pieces)
+    assert [piece.usage is None for piece in pieces] == [True] * (len(pieces) - 1) + [False]
+
+
+def test_tokens_are_shown_by_their_bytes(client: openai.OpenAI, model: LanguageModel) -> None:
+    how: Any = {"temperature": 2, "seed": 6, "extra_body": {"ignore_eos": True}}
+    messages: Any = [{"role": "user", "content": "who?"}]
+    chat = client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=40, logprobs=True, top_logprobs=3, **how
+    )
+    probable = chat.choices[0].logprobs
+    assert probable is not None and probable.content is not None and model.tokenizer is not None
+    more: Any = {"max_new_tokens": 40, "temperature": 2, "seed": 6, "ignore_eos": True, "logprobs": 3}
+    [own] = model.chat("who?", **more).finish()
+    assert [one.logprob for one in probable.content] == pytest.approx(own.logprobs, rel=1e-4, abs=1e-4)
+    pieces = [model.tokenizer.pieces[token] for token in own.ids]
+    assert [bytes(one.bytes or []) for one in probable.content] == pieces
+    for one in (*probable.content, *(top for each in probable.content for top in each.top_logprobs)):
+        assert one.token == bytes(one.bytes or []).decode("utf-8", "backslashreplace")
+    [found] = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=40, logprobs=2, **how).choices
+    shown = found.logprobs
+    assert shown is not None and shown.tokens and shown.text_offset and shown.top_logprobs
+    halves = [token for token in shown.tokens if token.startswith("bytes:")]
+    assert halves and all(len(top) == 2 for top in shown.top_logprobs)
+    for token, offset in zip(shown.tokens, shown.text_offset, strict=True):
+        if not token.startswith(("bytes:", "<|")):
+            assert found.text[offset : offset + len(token)] == token
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools: this server does not have it"),
+        ({"tool_choice": "required"}, "tool_choice: this server does not have it"),
+        ({"functions": [{}]}, "functions: this server"),
+        ({"function_call": {"name": "x"}}, "function_call: this server"),
+        ({"modalities": ["text", "audio"]}, "modalities: this server"),
+        ({"audio": {"voice": "x"}}, "audio: this server"),
+        ({"prediction": {}}, "prediction: this server"),
+        ({"reasoning_effort": "high"}, "reasoning_effort: this server"),
+        ({"verbosity": "low"}, "verbosity: this server"),
+        ({"web_search_options": {}}, "web_search_options: this server"),
+        ({"service_tier": "flex"}, "service_tier: this server"),
+        ({"store": True}, "store: this server"),
+        ({"prompt_cache_retention": "24h"}, "prompt_cache_retention: this server"),
+        ({"metadata": "x"}, "metadata: expected an object"),
+        ({"safety_identifier": 3}, "safety_identifier: expected a text"),
+        ({"echo": True}, "echo: there is no such field here"),
+        ({"prompt": "x"}, "prompt: there is no such field here"),
+        (
+            {"max_tokens": 2, "max_completion_tokens": 3},
+            "max_tokens: max_completion_tokens says something else",
+        ),
+        ({"top_logprobs": 2}, "top_logprobs: give logprobs: true too"),
+        ({"logprobs": 2}, "logprobs: expected true or false"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: expected 0 to 20"),
+    ],
+)
+def test_fields_of_chats_are_not_passed_over(server: Running, asked: dict[str, Any], said: str) -> None:
+    messages = [{"role": "user", "content": "who?"}]
+    sent = {"model": "tiny", "messages": messages, **asked}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=sent, timeout=60)
+    assert answer.status_code == 400 and said in answer.json()["error"]["message"], answer.text
+
+
+def test_fields_that_ask_for_nothing_are_taken(client: openai.OpenAI, model: LanguageModel) -> None:
+    messages: Any = [{"role": "developer", "content": "short"}, {"role": "user", "content": "who?"}]
+    more: Any = {
+        "tools": [], "tool_choice": "none", "parallel_tool_calls": True, "modalities": ["text"],
+        "store": False,
+        "service_tier": "auto", "verbosity": "medium", "metadata": {"a": "b"}, "user": "me",
+        "safety_identifier": "x", "prompt_cache_key": "y", "response_format": {"type": "text"},
+        "audio": None, "stop": None, "seed": None, "top_p": 0,
+    }  # fmt: skip
+    found = client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=5, extra_body={"top_k": -1, "priority": 3}, **more
+    )
+    as_system = [{"role": "system", "content": "short"}, messages[1]]
+    expected = model.chat(as_system, max_new_tokens=5, temperature=0).finish()[0].text
+    assert found.choices[0].message.content == expected  # of the narrowest choice: the likeliest tokens
+
+
 def test_models(client: openai.OpenAI) -> None:
     assert [one.id for one in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "shardrun"
