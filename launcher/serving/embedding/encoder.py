@@ -16,6 +16,7 @@ from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunE
 from launcher.generation.text.tokenizer import Tokenizer
 from launcher.serving.embedding.folder import EncoderFolder
 from launcher.serving.embedding.pooling import Vectors, normalised, pooled
+from launcher.serving.limits import TOKEN_CHARACTERS
 from sharding.common.text import counted
 
 if TYPE_CHECKING:
@@ -128,6 +129,13 @@ class Encoder:
                 )
             return found if most is None else found[:most]
         text = self.folder.prompt + text.strip()
+        if self.longest is not None and len(text) > self.longest * TOKEN_CHARACTERS:
+            if most is None:
+                raise ConfigError(
+                    f"the text has {len(text)} characters, far more than {counted(self.longest, 'token')} "
+                    "are: shorten it"
+                )
+            text = text[: self.longest * TOKEN_CHARACTERS]
         found = self.tokenizer.ids(text.lower() if self.folder.lower else text)
         if not found:
             raise ConfigError("expected a text with at least one token, found none")

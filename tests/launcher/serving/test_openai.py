@@ -23,6 +23,7 @@ from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.models import Repository
 from launcher.serving.openai.answers import Answer, Spelling
+from tests.launcher.serving.playing import until
 from tests.launcher.serving.running import Running
 
 PROMPT = "hello world"
@@ -277,6 +278,7 @@ def test_models(client: openai.OpenAI) -> None:
         ({"prompt": [10**9]}, "vocabulary"),
         ({"prompt": ["a"] * 65}, "prompt: expected at most 64 of them"),
         ({"prompt": "a" * 3000}, "context"),
+        ({"prompt": "a" * 30_000}, "the prompt has 30000 characters, far more than fit"),
         ({"suffix": "x"}, "suffix: this server does not have it"),
         ({"echo": True, "logprobs": 1}, "echo: log-probabilities of a prompt"),
         ({"echo": 1}, "echo: expected true or false"),
@@ -339,3 +341,22 @@ def test_a_client_that_goes_away_ends_its_text(server: Running, client: openai.O
     found = client.completions.create(**{**how, "max_tokens": 2}, temperature=0)
     assert found.choices[0].finish_reason == "length"
     assert not engine._requests
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_client_that_goes_away_before_its_answer_ends_its_text(server: Running, chat: bool) -> None:
+    engine: Any = server.context.repository.get("tiny").ready.engine  # type: ignore[attr-defined]
+    how: Any = {
+        "model": "tiny",
+        "max_tokens": 64,
+        "ignore_eos": True,
+        "n": 4,
+        "logprobs": True if chat else 1,
+    }
+    how |= {"messages": [{"role": "user", "content": "who?"}]} if chat else {"prompt": ["a"] * 40}
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}{path}", json=how, timeout=0.2)
+    until(lambda: not engine._requests and not len(engine._waiting))
+    latest = server.context.latest[0]
+    assert latest["status"] in {499, 200} and latest["path"] == path
