@@ -6,11 +6,12 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import jsonschema
 import openai
+import pydantic
 import pytest
 
 import launcher
@@ -76,6 +77,24 @@ def test_completions_too(client: openai.OpenAI) -> None:
     more: Any = {"extra_body": {"response_format": FORM}}
     found = client.completions.create(model="tiny", prompt="x", max_tokens=64, temperature=0, **more)
     jsonschema.validate(json.loads(found.choices[0].text), SCHEMA)
+
+
+class Part(pydantic.BaseModel):
+    size: int | None = pydantic.Field(ge=0, le=9)
+    legs: Literal["two", "four"]
+
+
+class Animal(pydantic.BaseModel):
+    parts: list[Part] = pydantic.Field(min_length=1, max_length=2)
+    tame: bool
+
+
+def test_classes_of_the_client(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.parse(
+        **{**CHAT, "messages": CHAT["messages"]}, response_format=Animal, seed=4
+    )
+    found = answer.choices[0].message.parsed
+    assert isinstance(found, Animal) and 1 <= len(found.parts) <= 2
 
 
 @pytest.mark.parametrize(
