@@ -14,7 +14,7 @@ import numpy as np
 
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.generation.text.tokenizer import Tokenizer
-from launcher.serving.embedding.folder import EncoderFolder
+from launcher.serving.embedding.folder import AFTER, EncoderFolder
 from launcher.serving.embedding.pooling import Vectors, normalised, pooled
 from launcher.serving.limits import TOKEN_CHARACTERS
 from sharding.common.text import counted
@@ -107,6 +107,8 @@ class Encoder:
     folder: EncoderFolder
     tokenizer: Tokenizer
     ends: Ends
+    steps: Sequence[Callable[[Vectors], Vectors]] = ()
+    """What is computed of pooled vectors, in this order."""
     joins: bool = False
     pads: bool = False
 
@@ -197,7 +199,9 @@ class Encoder:
         found = np.asarray(outputs[self.ends.output]).astype(np.float32)
         if not self.ends.of_texts:
             found = pooled(found, batch.lengths, self.folder.modes)
-        return normalised(found) if self.folder.normalise else found
+        for step in self.steps:
+            found = step(found)
+        return found
 
     def cut(self, vectors: Vectors, size: int) -> Vectors:
         """The first numbers of each vector; of length 1 where the vectors themselves are."""
@@ -242,6 +246,9 @@ def encoder_of(folder: EncoderFolder, ends: Ends) -> Encoder:
     if folder.unknown and not ends.of_texts:
         raise ConfigError(
             f"{folder.path} has a module {folder.unknown!r}, which is not known here: expected Transformer, "
-            "Pooling and Normalize, or a model with the output 'sentence_embedding', which computes them all"
+            "Pooling, Dense and Normalize, or a model with the output 'sentence_embedding', which computes all"
         )
-    return Encoder(folder, Tokenizer(folder.tokenizer), ends)
+    after = folder.after
+    if ends.of_texts:  # its graph has computed all modules; this one may come twice
+        after = [module for module in after if module[0] == "Normalize"]
+    return Encoder(folder, Tokenizer(folder.tokenizer), ends, [AFTER[kind](place) for kind, place in after])

@@ -3,7 +3,7 @@ tokenizer beside a model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from launcher.common.documents import quote, read_document
 from launcher.errors import ConfigError
 from launcher.generation.folder import BELOW
 from launcher.generation.text.configs import CONFIG, TOKENIZER, TOKENIZER_CONFIG, check_table, read_json
-from launcher.serving.embedding.pooling import POOLINGS
+from launcher.serving.embedding.dense import read_dense
+from launcher.serving.embedding.pooling import POOLINGS, Vectors, normalised
 
 MODULES, POOLING = "modules.json", "1_Pooling"
 _OWN, _OF_ALL = "sentence_bert_config.json", "config_sentence_transformers.json"
@@ -23,6 +24,11 @@ _FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean", "pooling_mode_lasttoken": "lasttoken",
 }  # fmt: skip
 """Key of a pooling's configuration -> the pooling."""
+_BEFORE = ("Transformer", "Pooling", "Dropout")
+AFTER: Mapping[str, Callable[[Path], Callable[[Vectors], Vectors]]] = {
+    "Normalize": lambda place: normalised, "Dense": read_dense,
+}  # fmt: skip
+"""Kinds of modules: those that the graph and the pooling are, or that do nothing; and those after them."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,8 @@ class EncoderFolder:
     path: Path
     tokenizer: Path
     modes: Sequence[str] = ("mean",)
-    normalise: bool = False
+    after: Sequence[tuple[str, Path]] = ()
+    """Kind and folder of the modules after the pooling, in their order."""
     longest: int | None = None
     """Tokens of a text at most; None if nothing says it."""
     lower: bool = False
@@ -69,12 +76,12 @@ def read_encoder_folder(path: Path) -> EncoderFolder:
     pad = config.get("pad_token_id")
     modes, whole = _pooling(pooling)
     prompt = _prompt(path)
-    unknown = next((kind for kind in kinds if kind not in {"Transformer", "Pooling", "Normalize"}), "")
+    unknown = next((kind for kind in kinds if kind not in {*_BEFORE, *AFTER}), "")
     return EncoderFolder(
         path,
         path / TOKENIZER,
         modes,
-        "Normalize" in kinds,
+        [module for module in modules if module[0] in AFTER],
         min((length for length in lengths if length is not None and length < _LONGEST), default=None),
         said.get("do_lower_case") is True,
         prompt,

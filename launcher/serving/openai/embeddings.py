@@ -68,7 +68,8 @@ async def embeddings(call: Call) -> Response:
                     f"the model {model.name!r} did not answer within {call.context.limits.seconds:g} s",
                 )
             outputs = await model.predict(batch.feeds, client=call.client, priority=priority, seconds=seconds)
-            for place, vector in zip(batch.places, encoder.vectors(batch, outputs), strict=True):
+            vectors = await asyncio.to_thread(encoder.vectors, batch, outputs)
+            for place, vector in zip(batch.places, vectors, strict=True):
                 found[place] = vector
         return np.stack([vector for vector in found if vector is not None])
 

@@ -253,6 +253,47 @@ def test_poolings_are_read_as_the_folder_says(tmp_path: Path, form: str) -> None
     assert list(found.encoder.folder.modes) == (["cls"] if form == "one" else ["cls", "max"])
 
 
+@pytest.mark.parametrize("activation", ["Tanh", "ReLU", "Identity", "Sigmoid", "SiLU"])
+@pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
+def test_layers_after_the_pooling_are_those_of_torch(tmp_path: Path, activation: str, kind: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch computes the layer that is expected")
+    safetensors = pytest.importorskip("safetensors.numpy", reason="it writes the layer's weights")
+    layer = torch.nn.Linear(WIDTH, 7, bias=kind.startswith("model"))
+    folder = save_folder(tmp_path / "tiny")
+    (folder / "2_Dense").mkdir()
+    said = {
+        "in_features": WIDTH,
+        "out_features": 7,
+        "activation_function": f"torch.nn.modules.x.{activation}",
+    }
+    (folder / "2_Dense" / "config.json").write_text(json.dumps(said))
+    weights = {f"linear.{name}": value.detach() for name, value in layer.named_parameters()}
+    if kind.startswith("model"):
+        safetensors.save_file({name: one.numpy() for name, one in weights.items()}, folder / "2_Dense" / kind)
+    else:
+        torch.save(weights, folder / "2_Dense" / kind)
+    modules = [
+        {"type": f"sentence_transformers.models.{name}", "path": path}
+        for name, path in {
+            "Transformer": "",
+            "Pooling": "1_Pooling",
+            "Dense": "2_Dense",
+            "Normalize": "3",
+        }.items()
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    found, plain = find_encoder(Job(model=folder), None), Plain(folder)
+    assert found is not None
+    batch = next(iter(found.encoder.batches([found.encoder.ids(TEXTS[1])])))
+    tokens = plain.tokens(TEXTS[1])
+    with torch.no_grad():
+        expected = getattr(torch.nn, activation)()(layer(torch.tensor(tokens.mean(0, keepdims=True))))
+        expected = torch.nn.functional.normalize(expected, dim=1)[0].numpy()
+    assert found.encoder.vectors(batch, {"last_hidden_state": tokens[None]})[0] == pytest.approx(
+        expected, abs=1e-5
+    )
+
+
 def test_what_only_a_tokenizer_says(tmp_path: Path) -> None:
     """A file with a tokenizer beside it, or one folder up: the mean of all tokens, not made length 1."""
     folder = save_folder(tmp_path / "tiny")
@@ -263,7 +304,7 @@ def test_what_only_a_tokenizer_says(tmp_path: Path) -> None:
     for model in (folder, folder / "onnx", folder / "onnx" / "model.onnx"):
         found = find_encoder(Job(model=model), None)
         assert found is not None and found.job.model == folder / "onnx" / "model.onnx"
-        assert found.encoder.folder.modes == ["mean"] and not found.encoder.folder.normalise
+        assert found.encoder.folder.modes == ["mean"] and not found.encoder.steps
     assert find_encoder(Job(model=save_encoder(tmp_path / "alone.onnx")), None) is None
     named = find_encoder(Job(model=tmp_path / "alone.onnx"), folder)
     assert named is not None and named.encoder.folder.path == folder
@@ -286,9 +327,14 @@ def test_a_prompt_that_texts_begin_with(tmp_path: Path) -> None:
             "expected modules with a type and a folder",
         ),
         ({"modules": [3]}, "expected a mapping"),
+        ({"modules": [{"type": "x.models.WKPooling", "path": ""}]}, "a module 'WKPooling'"),
+        ({"modules": [{"type": "x.models.Dense", "path": "2_Dense"}]}, "2_Dense does not exist"),
         (
-            {"modules": [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]},
-            "a module 'Dense'",
+            {
+                "modules": [{"type": "x.models.Dense", "path": "2_Dense"}],
+                "2_Dense__config": {"activation_function": "torch.nn.Softplus"},
+            },
+            "activation_function: expected one of Identity, Tanh",
         ),
         ({"1_Pooling__config": {"pooling_mode": "median"}}, "pooling_mode: expected some of cls, max"),
         ({"1_Pooling__config": {"pooling_mode_cls_token": False}}, "expected a pooling"),
