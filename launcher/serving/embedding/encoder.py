@@ -245,7 +245,7 @@ def encoder_of(folder: EncoderFolder, ends: Ends) -> Encoder:
     fit, and without the package of tokenizers."""
     if folder.unknown and not ends.of_texts:
         raise ConfigError(
-            f"{folder.path} has a module {folder.unknown!r}, which is not known here: expected Transformer, "
+            f"{folder.path} has a module {folder.unknown!r}, unknown here: expected Transformer, "
             "Pooling, Dense and Normalize, or a model with the output 'sentence_embedding', which computes all"
         )
     after = folder.after
