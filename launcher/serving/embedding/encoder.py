@@ -246,7 +246,7 @@ def encoder_of(folder: EncoderFolder, ends: Ends) -> Encoder:
     if folder.unknown and not ends.of_texts:
         raise ConfigError(
             f"{folder.path} has a module {folder.unknown!r}, unknown here: expected Transformer, "
-            "Pooling, Dense and Normalize, or a model with the output 'sentence_embedding', which computes all"
+            "Pooling, Dense and Normalize, or a model whose output 'sentence_embedding' computes all"
         )
     after = folder.after
     if ends.of_texts:  # its graph has computed all modules; this one may come twice

@@ -13,6 +13,7 @@ from launcher.generation.sample import Completion, Token
 
 if TYPE_CHECKING:
     from launcher.generation.text.tokenizer import Tokenizer
+    from launcher.serving.openai.tools import Tools
 
 Json = dict[str, object]
 _IMPOSSIBLE = -9999.0
@@ -62,7 +63,11 @@ class Answer:
     id: str = ""
     prompt_tokens: int = 0
     tokens: int = 0
+    tools: Tools | None = None
+    """Where texts are calls of functions."""
     _offsets: dict[int, _Offsets] = field(default_factory=dict)
+    _held: dict[int, str] = field(default_factory=dict)
+    """Texts of calls so far, where only the whole says which function is called."""
 
     def __post_init__(self) -> None:
         self.id = self.id or f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
@@ -77,8 +82,10 @@ class Answer:
 
     def piece(self, index: int, text: str, token: Token | None = None, reason: str | None = None) -> Json:
         """A piece of one text of a stream."""
-        found: Json = {"index": index, "finish_reason": None if reason is None else _REASONS[reason]}
-        if self.chat:
+        found: Json = {"index": index, "finish_reason": self._reason(reason)}
+        if self.tools is not None:
+            found["delta"] = self._part_of_call(self.tools, index, text, ended=reason is not None)
+        elif self.chat:
             found["delta"] = {"content": text} if text or reason is None else {}
         else:
             found["text"] = text
@@ -89,9 +96,27 @@ class Answer:
 
     def opening(self, index: int) -> Json:
         """The first piece of a text of a chat: who speaks."""
-        delta = {"role": "assistant", "content": ""}
+        delta: Json = {"role": "assistant", "content": ""}
+        if self.tools is not None:
+            delta["content"] = None
+            if self.tools.name is not None:
+                delta["tool_calls"] = [{"index": 0, **(self.tools.call(index, "") or {})}]
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._piece(choice)
+
+    def _part_of_call(self, tools: Tools, index: int, text: str, *, ended: bool) -> Json:
+        if tools.name is not None:
+            return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]} if text else {}
+        self._held[index] = self._held.get(index, "") + text
+        if not ended:
+            return {}
+        call = tools.call(index, self._held[index])
+        return {"content": self._held[index]} if call is None else {"tool_calls": [{"index": 0, **call}]}
+
+    def _reason(self, reason: str | None) -> str | None:
+        if reason is None:
+            return None
+        return _REASONS[reason] if self.tools is None else self.tools.reason(_REASONS[reason])
 
     def _piece(self, choice: Json) -> Json:
         counted: Json = {"usage": None} if self.counted else {}
@@ -112,15 +137,16 @@ class Answer:
 
     def _choice(self, index: int, text: Completion) -> Json:
         shown = text.text if text.text is not None else ""
-        said: Json = (
-            {"message": {"role": "assistant", "content": shown, "refusal": None}}
-            if self.chat
-            else {"text": shown}
-        )
+        said: Json = {"text": shown}
+        if self.chat:
+            call = None if self.tools is None else self.tools.call(index, shown)
+            calls: Json = {} if call is None else {"tool_calls": [call]}
+            content = shown if call is None else None
+            said = {"message": {"role": "assistant", "content": content, "refusal": None, **calls}}
         probable = None
         if self.logprobs and text.logprobs is not None:
             probable = self._shown(index, text.ids, text.logprobs, text.top or [()] * len(text.ids))
-        return {"index": index, **said, "logprobs": probable, "finish_reason": _REASONS[text.reason]}
+        return {"index": index, **said, "logprobs": probable, "finish_reason": self._reason(text.reason)}
 
     def _shown(
         self,

@@ -13,6 +13,7 @@ from launcher.generation.text.grammar import ANY_OBJECT
 from launcher.job.option_table import changed
 from launcher.serving.bodies import bad, field_of, needed, said
 from launcher.serving.openai.fields import OF_CHATS, OF_COMPLETIONS, check_fields, priority_of
+from launcher.serving.openai.tools import Tools, tools_of
 
 if TYPE_CHECKING:
     from launcher.generation.generate import Manner
@@ -49,6 +50,8 @@ class Asked:
     echo: bool = False
     """Whether texts begin with their prompt."""
     priority: int = 0
+    tools: Tools | None = None
+    """Of a chat whose text is to be a call of a function."""
 
     @property
     def logprobs(self) -> bool:
@@ -82,13 +85,18 @@ def asked_of(body: Mapping[str, object], limits: ServeLimits, manner: Manner, *,
     found["max_new_tokens"] = _most(body, limits)
     found["stop"] = _stops(body.get("stop"))
     found["logit_bias"] = _bias(field_of(body, "logit_bias", dict) or {})
-    found["json_schema"] = _form(body)
+    found["json_schema"], tools = _form(body), tools_of(body) if chat else None
+    if tools is not None:
+        if found["json_schema"] is not None:
+            raise bad("response_format: a text is to be a call of a function already; leave out one of them")
+        found["json_schema"] = tools.schema
     echo = bool(field_of(body, "echo", bool))
     if echo and found["logprobs"] is not None and texts == found["samples"]:
         raise bad("echo: log-probabilities of a prompt are not there; leave out echo or logprobs")
     return Asked(
-        changed(GenerateOptions(), found), stream, _usage(body, stream=stream), texts, echo, priority_of(body)
-    )
+        changed(GenerateOptions(), found), stream, _usage(body, stream=stream), texts, echo,
+        priority_of(body), tools,
+    )  # fmt: skip
 
 
 def _counts(

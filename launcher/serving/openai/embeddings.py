@@ -36,17 +36,15 @@ def encoder_model(call: Call, name: str) -> tuple[TensorModel, Encoder]:
     call.model = found.name
     if not isinstance(found, TensorModel) or found.encoder is None:
         raise bad(f"the model {name!r} is no encoder of texts, or has no tokenizer: it has no embeddings")
+    _ = found.ready  # how texts are joined is known from then on
     return found, found.encoder
 
 
 async def embeddings(call: Call) -> Response:
     """Answers one request."""
     body = await object_in(call)
-    model, _ = encoder_model(call, needed(body, "model", str))
+    model, encoder = encoder_model(call, needed(body, "model", str))
     deadline = time.monotonic() + call.context.limits.seconds
-    await model.until_ready(deadline)
-    encoder = model.encoder
-    assert encoder is not None
     check_fields(body, OF_EMBEDDINGS, texts=False)
     texts = prompts_of(body, _MOST_INPUTS, "input")
     form, size = field_of(body, "encoding_format", str) or _FORMS[0], field_of(body, "dimensions", int)

@@ -31,14 +31,14 @@ _BOTH = {
     *("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "priority"),
 }
 OF_COMPLETIONS = {*_BOTH, "prompt", "best_of", "echo"}
-OF_CHATS = {*_BOTH, "messages", "top_logprobs", "max_completion_tokens"}
+OF_CHATS = {*_BOTH, "messages", "top_logprobs", "max_completion_tokens", "tools", "tool_choice"}
 OF_EMBEDDINGS = {"input", "encoding_format", "dimensions", "priority", "truncate_prompt_tokens"}
 _LABELS: Mapping[str, type] = {
     USER: str, "safety_identifier": str, "prompt_cache_key": str, "metadata": dict,
 }  # fmt: skip
 """What clients note for themselves: it changes nothing of an answer."""
 _ABSENT_OF_CHATS: Values = {
-    "tools": ([],), "tool_choice": ("none", "auto"), "parallel_tool_calls": (True, False),
+    "parallel_tool_calls": (True, False),
     "functions": ([],), "function_call": ("none", "auto"), "modalities": (["text"],), "audio": (),
     "prediction": (), "reasoning_effort": ("none",), "verbosity": ("medium",), "web_search_options": (),
     "service_tier": ("auto", "default"), "store": (False,),

@@ -96,7 +96,8 @@ async def _chat(call: Call) -> Response:
     speaking = await model.until_ready(call.began)
     asked = asked_of(body, call.context.limits, speaking.model.manner, chat=True)
     # Templates may loop for a second: in another process, whose answer a thread waits for.
-    prompt = await asyncio.to_thread(speaking.model.text_of, messages_of(body))
+    tools = None if asked.tools is None else asked.tools.given
+    prompt = await asyncio.to_thread(speaking.model.text_of, messages_of(body), tools)
     return await _answer(call, model, asked, [prompt], chat=True)
 
 
@@ -113,7 +114,7 @@ async def _answer(
     tokenizer = taken[0][1].model.tokenizer
     answer = Answer(
         model.name, chat, Spelling(tokenizer), asked.logprobs, asked.usage,
-        prompt_tokens=sum(len(stream.prompt) for stream, _ in taken),
+        prompt_tokens=sum(len(stream.prompt) for stream, _ in taken), tools=asked.tools,
     )  # fmt: skip
     echoed = [_echoed(prompt, tokenizer) if asked.echo else "" for prompt in prompts]
     if asked.stream:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
-from launcher.serving.bodies import bad, needed, said
+from launcher.serving.bodies import bad, field_of, needed, said
 
 
 def prompts_of(body: Mapping[str, object], most: int, name: str = "prompt") -> Sequence[str | list[int]]:
@@ -36,10 +37,26 @@ def messages_of(body: Mapping[str, object]) -> list[dict[str, object]]:
             raise bad(f"messages[{number}]: expected an object, found {said(message)}")
         role = needed(message, "role", str, where)
         role = "system" if role == "developer" else role  # the newer word, which few templates know
-        found.append({**message, "role": role, "content": _content(message.get("content"), where)})
+        content = _content(message.get("content"), where)
+        calls = [_with_values(call) for call in field_of(message, "tool_calls", list, where) or ()]
+        found.append(
+            {**message, "role": role, "content": content, **({"tool_calls": calls} if calls else {})}
+        )
     if not found:
         raise bad("messages: expected at least one, found none")
     return found
+
+
+def _with_values(call: object) -> object:
+    """A call of a function whose arguments are values: templates write them as JSON themselves."""
+    if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict):
+        return call
+    if not isinstance(arguments := function.get("arguments"), str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(arguments)}}
+    except (ValueError, RecursionError):
+        return call
 
 
 def _content(value: object, where: str) -> str:

@@ -123,3 +123,87 @@ def test_without_the_package(server: Running, monkeypatch: pytest.MonkeyPatch) -
         f"{server.url}/v1/chat/completions", json={**CHAT, "response_format": FORM}, timeout=60
     )
     assert answer.status_code == 400 and "need the package llguidance" in answer.text
+
+
+CITY = {"$ref": "#/$defs/city"}
+PLACE: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": CITY},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"city": {"enum": ["Oslo", "Rome"]}},
+}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "weather", "description": "of a city", "parameters": PLACE}},
+    {"type": "function", "function": {"name": "animal", "parameters": SCHEMA}},
+]
+PARAMETERS = {"weather": PLACE, "animal": SCHEMA}
+
+
+@pytest.mark.parametrize("name", ["weather", "animal", None])
+def test_calls_of_functions_fit_their_parameters(client: openai.OpenAI, name: str | None) -> None:
+    choice: Any = "required" if name is None else {"type": "function", "function": {"name": name}}
+    how: Any = {**CHAT, "tools": TOOLS, "tool_choice": choice, "n": 3, "seed": 2, "temperature": 1}
+    answer = client.chat.completions.create(**how)
+    calls: dict[int, Any] = {}
+    for one in answer.choices:
+        assert one.message.content is None and one.message.tool_calls
+        [call] = one.message.tool_calls
+        assert call.type == "function" and call.id.startswith("call_")
+        assert name in {None, call.function.name}
+        jsonschema.validate(json.loads(call.function.arguments), PARAMETERS[call.function.name])
+        assert one.finish_reason == ("tool_calls" if name is None else "stop")
+        calls[one.index] = call.function
+    names, arguments = dict[int, str](), dict[int, str]()
+    for piece in client.chat.completions.create(**how, stream=True):
+        [shown] = piece.choices
+        assert not shown.delta.content
+        for part in shown.delta.tool_calls or ():
+            assert part.index == 0 and part.function is not None
+            if part.function.name:
+                assert part.id
+                names[shown.index] = part.function.name
+            arguments[shown.index] = arguments.get(shown.index, "") + (part.function.arguments or "")
+    assert names == {index: call.name for index, call in calls.items()}
+    assert arguments == {index: call.arguments for index, call in calls.items()}
+
+
+def test_tools_are_shown_to_the_model(server: Running, client: openai.OpenAI) -> None:
+    seen: list[Any] = []
+    model: Any = server.context.repository.get("tiny").ready.model  # type: ignore[attr-defined]
+    real = model.template
+    messages: Any = [
+        *CHAT["messages"],
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+        ]},
+        {"role": "tool", "tool_call_id": "a", "content": "rain"},
+    ]  # fmt: skip
+
+    class Noting:
+        def text(self, messages: Any, **more: Any) -> str:
+            seen.append((messages, more))
+            return str(real.text(messages, **more))
+
+    model.template = Noting()
+    try:
+        client.chat.completions.create(
+            **{**CHAT, "messages": messages}, tools=TOOLS, tool_choice="required", seed=1
+        )
+        client.chat.completions.create(
+            **{**CHAT, "max_completion_tokens": 2}, tools=TOOLS, tool_choice="none"
+        )
+    finally:
+        model.template = real
+    assert seen[0][1] == {"tools": TOOLS} and seen[1][1] == {}
+    assert seen[0][0][1]["tool_calls"][0]["function"]["arguments"] == {"city": "Oslo"}
+    assert seen[0][0][2]["tool_call_id"] == "a"
+
+
+def test_a_call_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
+    how: Any = {**CHAT, "max_completion_tokens": 4, "tools": TOOLS, "seed": 2}
+    found = client.chat.completions.create(**how, tool_choice="required").choices[0]
+    assert found.finish_reason == "length" and not found.message.tool_calls and found.message.content
+    named: Any = {"type": "function", "function": {"name": "animal"}}
+    found = client.chat.completions.create(**how, tool_choice=named).choices[0]
+    assert found.finish_reason == "length" and found.message.tool_calls

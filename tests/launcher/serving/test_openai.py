@@ -27,6 +27,7 @@ from tests.launcher.serving.playing import until
 from tests.launcher.serving.running import Running
 
 PROMPT = "hello world"
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "weather"}}
 
 
 @pytest.fixture(scope="module")
@@ -196,8 +197,23 @@ def test_tokens_are_shown_by_their_bytes(client: openai.OpenAI, model: LanguageM
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"tools": [{"type": "function"}]}, "tools: this server does not have it"),
-        ({"tool_choice": "required"}, "tool_choice: this server does not have it"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function: expected an object"),
+        ({"tools": [{"type": "web"}]}, "tools[0].type: expected a function"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name: expected"),
+        ({"tools": [TOOL, TOOL]}, 'tools[1].function.name: "weather" is there twice'),
+        ({"tools": [TOOL]}, 'tool_choice: expected required, none or a function, found "auto"'),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "there is no tool",
+        ),
+        ({"tools": [TOOL], "tool_choice": 3}, "tool_choice: expected required"),
+        ({"tools": [TOOL] * 200}, "tools: expected at most 128"),
+        (
+            {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "response_format: a text is to be a call",
+        ),
+        ({"tool_choice": "required"}, "tool_choice: there are no tools"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice: there are no tools"),
         ({"functions": [{}]}, "functions: this server"),
         ({"function_call": {"name": "x"}}, "function_call: this server"),
         ({"modalities": ["text", "audio"]}, "modalities: this server"),
