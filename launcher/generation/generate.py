@@ -27,7 +27,7 @@ from launcher.generation.sample import Event, Limits, Sample, Texts, make_sample
 from launcher.generation.scoring import read_prompt, scores_of, scores_of_each
 from launcher.generation.speculation import Draft, Guesser, Lookup, grow
 from launcher.generation.text.grammar import Grammar, grammar_of
-from launcher.generation.text.tokenizer import Tokenizer
+from launcher.generation.text.tokenizer import TOKEN_CHARACTERS, Tokenizer
 from ranks.common.elsewhere import ELSEWHERE
 from ranks.tokens.scores import Scores
 from sharding.common.text import counted
@@ -171,7 +171,7 @@ def prepare(
     read, given = _arranged(decoder, ids, inputs, manner)
     room = check_room(len(read), decoder.context)
     defaults = _lengths(manner.defaults or {}, len(read))
-    if asked.ignore_eos:
+    if asked.ignore_eos or asked.json_schema is not None:
         defaults.pop("forced_last", None)
     settled = asked.filled(defaults)
     most = settled.max_new_tokens or NEW_TOKENS
@@ -192,6 +192,11 @@ def _ids(decoder: Decoder, prompt: object, tokenizer: Tokenizer | None, special:
     if prompt is None:
         return np.empty(0, np.int64)
     if isinstance(prompt, str):
+        if decoder.context is not None and len(prompt) > decoder.context * TOKEN_CHARACTERS:
+            raise ConfigError(
+                f"the prompt has {len(prompt)} characters, far more than fit the model's context of "
+                f"{decoder.context} tokens; shorten it"
+            )
         prompt = ids_of_text(prompt, tokenizer, special=special)
     return check_ids(prompt, decoder)
 

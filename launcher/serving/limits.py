@@ -11,8 +11,6 @@ LIMITS = "limits"
 """Title of the group in ``--help``."""
 _MB = 1 << 20
 _MANY = 1 << 20
-TOKEN_CHARACTERS = 256
-"""Of a text for each token that a model can read: a text of more cannot fit, and is not made tokens of."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from launcher.generation.sample import Done, Token
-from launcher.serving.bodies import bad
-from launcher.serving.limits import TOKEN_CHARACTERS
 from launcher.serving.models import Served, is_loss
 from launcher.serving.refusals import RefusalError
 
@@ -73,12 +71,6 @@ class TextModel(Served[Speaking]):
         """Takes a request of a ``client``, who has its turn among those that wait; priority 0 goes before 1.
         Raises `RefusalError`, and `ConfigError` for what does not fit the model."""
         ready = await self.until_ready(time.monotonic() + self.limits.seconds)
-        context = ready.model.decoder.context
-        if context is not None and isinstance(prompt, str) and len(prompt) > context * TOKEN_CHARACTERS:
-            raise bad(
-                f"the prompt has {len(prompt)} characters, far more than fit the model's context of "
-                f"{context} tokens; shorten it"
-            )
         try:
             # A long prompt takes the tokenizer a while.
             stream = await asyncio.to_thread(

@@ -16,6 +16,8 @@ from launcher.generation.text.pieces import pieces_of
 from sharding.common.text import one_line, shortened
 
 MAX_TOKENIZER_BYTES = 256 << 20
+TOKEN_CHARACTERS = 256
+"""Of a text for each token that a model can read: a longer text does not fit, and is not made tokens of."""
 _LONG = 1 << 13
 """Characters of a text that takes so long that other threads should go on meanwhile."""
 

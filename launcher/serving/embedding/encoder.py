@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
-from launcher.generation.text.tokenizer import Tokenizer
+from launcher.generation.text.tokenizer import TOKEN_CHARACTERS, Tokenizer
 from launcher.serving.embedding.folder import AFTER, EncoderFolder
 from launcher.serving.embedding.pooling import Vectors, normalised, pooled
-from launcher.serving.limits import TOKEN_CHARACTERS
 from sharding.common.text import counted
 
 if TYPE_CHECKING:
