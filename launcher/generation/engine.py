@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from launcher.common.turns import Turns
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.generation.decoder import Arrays, Decoder, Ids, Sequence
 from launcher.generation.generate import Manner, Prepared, prepare, run_ahead
@@ -33,7 +34,7 @@ SHORTEST_PREFIX = 16
 """Beginnings of fewer tokens are not worth a copy of their state."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Request:
     """One request."""
 
@@ -78,7 +79,7 @@ class Engine:
         self._decoder, self._tokenizer, self._manner = decoder, tokenizer, manner
         self.limits = limits or EngineLimits()
         self._changed = threading.Condition()
-        self._waiting: deque[_Request] = deque()
+        self._waiting: Turns[_Request] = Turns()
         self._requests: list[_Request] = []
         self._prefixes: OrderedDict[bytes, tuple[Ids, Sequence]] = OrderedDict()
         self._closing = False
@@ -97,10 +98,13 @@ class Engine:
         *,
         inputs: Arrays | None = None,
         special: bool = True,
+        client: str = "",
+        priority: int = 0,
         **more: object,
     ) -> Stream:
         """Takes a request; its texts come from the stream. The arguments are those of
-        `launcher.generation.generate.generate`.
+        `launcher.generation.generate.generate`; of those that wait each ``client`` has its turn, and priority
+        0 goes before 1.
 
         Raises `ConfigError` for what does not fit the model or the engine's limits, and `EngineFullError`
         where too many wait.
@@ -114,7 +118,8 @@ class Engine:
                 "beams and speculate: an engine chooses one token of each text in a step; leave "
                 "them out, or generate without an engine"
             )
-        stream = Stream(prepared, self._wake, has_text=self._tokenizer is not None)
+        has_text = self._tokenizer is not None
+        stream = Stream(prepared, self._wake, has_text=has_text, client=client, priority=priority)
         request = _Request(stream, prepared)
         if self.limits.positions is not None and request.needed > self.limits.positions:
             raise ConfigError(
@@ -133,7 +138,7 @@ class Engine:
                 raise LaunchError("This engine is closed: start another one.")
             if len(self._waiting) >= self.limits.waiting:
                 raise EngineFullError(f"{len(self._waiting)} requests wait already: try again later.")
-            self._waiting.append(request)
+            self._waiting.put(request, client, priority)
             self._changed.notify_all()
         return stream
 
@@ -186,7 +191,7 @@ class Engine:
             self._failure = failure
             self._closing = True
             requests = [*self._requests, *self._waiting]
-            self._waiting.clear()
+            self._waiting = Turns()
         ended = failure or LaunchError("The engine was closed before the text ended.")
         for request in requests:
             request.stream.end(ended)
@@ -208,7 +213,7 @@ class Engine:
             self._end(request)
         with self._changed:
             for request in [item for item in self._waiting if item.stream.cancelled]:
-                self._waiting.remove(request)
+                self._waiting.remove(request, request.stream.client, request.stream.priority)
                 request.stream.end()
 
     def _end(self, request: _Request, error: BaseException | None = None) -> None:
@@ -227,16 +232,16 @@ class Engine:
             self._end(request, error)
 
     def _admit(self) -> None:
-        """Lets waiting requests in, in their order, as far as there is room."""
-        limits = self.limits
+        """Lets waiting requests in, whose turn it is, as far as there is room."""
         with self._changed:
-            while self._waiting:
-                first = self._waiting[0]
-                texts = sum(item.prepared.options.samples for item in (first, *self._requests))
-                filled = sum(item.needed for item in (first, *self._requests))
-                if texts > limits.sequences or (limits.positions or filled) < filled:
-                    return
-                self._requests.append(self._waiting.popleft())
+            while (request := self._waiting.take_if(self._fits)) is not None:
+                self._requests.append(request)
+
+    def _fits(self, request: _Request) -> bool:
+        """Whether there is room for one more."""
+        texts = sum(item.prepared.options.samples for item in (request, *self._requests))
+        filled = sum(item.needed for item in (request, *self._requests))
+        return texts <= self.limits.sequences and filled <= (self.limits.positions or filled)
 
     def _begin(self, request: _Request) -> Sequence:
         """A sequence for a request, which has read what another prompt began alike."""
@@ -295,8 +300,9 @@ class Engine:
 
     def _samples(self, prepared: Prepared) -> list[Sample]:
         return make_samples(
-            prepared.options, self._decoder.vocabulary, prepared.read, prepared.limits, self._tokenizer
-        )
+            prepared.options, self._decoder.vocabulary, prepared.read, prepared.limits, self._tokenizer,
+            grammar=prepared.grammar,
+        )  # fmt: skip
 
     def _start_texts(self, request: _Request, samples: list[Sample], state: Sequence, scores: Scores) -> None:
         request.texts = [(samples[0], state)]

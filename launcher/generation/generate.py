@@ -26,7 +26,8 @@ from launcher.generation.options import NEW_TOKENS, GenerateOptions, options_of
 from launcher.generation.sample import Event, Limits, Sample, Texts, make_samples
 from launcher.generation.scoring import read_prompt, scores_of, scores_of_each
 from launcher.generation.speculation import Draft, Guesser, Lookup, grow
-from launcher.generation.text.tokenizer import Tokenizer
+from launcher.generation.text.grammar import Grammar, grammar_of
+from launcher.generation.text.tokenizer import TOKEN_CHARACTERS, Tokenizer
 from ranks.common.elsewhere import ELSEWHERE
 from ranks.tokens.scores import Scores
 from sharding.common.text import counted
@@ -147,6 +148,8 @@ class Prepared:
     options: GenerateOptions
     """Settled: the seed and the number of new tokens are there."""
     limits: Limits
+    grammar: Grammar | None = None
+    """What the text follows, where it is to follow a schema."""
 
 
 def prepare(
@@ -168,7 +171,7 @@ def prepare(
     read, given = _arranged(decoder, ids, inputs, manner)
     room = check_room(len(read), decoder.context)
     defaults = _lengths(manner.defaults or {}, len(read))
-    if asked.ignore_eos:
+    if asked.ignore_eos or asked.json_schema is not None:
         defaults.pop("forced_last", None)
     settled = asked.filled(defaults)
     most = settled.max_new_tokens or NEW_TOKENS
@@ -179,14 +182,21 @@ def prepare(
     )
     ends = frozenset([*(() if settled.ignore_eos else manner.ends), *settled.stop_ids])
     _check(decoder, settled, tokenizer, draft, ends)
-    limits = Limits(ends, most)
-    return Prepared(ids.tolist(), read, given, settled, limits)
+    grammar = None
+    if settled.json_schema is not None:
+        grammar = grammar_of(tokenizer, settled.json_schema, sorted(ends))
+    return Prepared(ids.tolist(), read, given, settled, Limits(ends, most), grammar)
 
 
 def _ids(decoder: Decoder, prompt: object, tokenizer: Tokenizer | None, special: bool) -> Ids:
     if prompt is None:
         return np.empty(0, np.int64)
     if isinstance(prompt, str):
+        if decoder.context is not None and len(prompt) > decoder.context * TOKEN_CHARACTERS:
+            raise ConfigError(
+                f"the prompt has {len(prompt)} characters, far more than fit the model's context of "
+                f"{decoder.context} tokens; shorten it"
+            )
         prompt = ids_of_text(prompt, tokenizer, special=special)
     return check_ids(prompt, decoder)
 
@@ -303,7 +313,9 @@ def _events(
             stack.pop_all()
             yield from search(decoder, state, prompt, options, limits, tokenizer)
             return
-        samples = make_samples(options, decoder.vocabulary, prompt, limits, tokenizer)
+        samples = make_samples(
+            options, decoder.vocabulary, prompt, limits, tokenizer, grammar=prepared.grammar
+        )
         scores = read_prompt(state, prompt, samples[0].want(), options.chunk)  # all want the same of it
         states = [state]
         for _ in samples[1:]:
@@ -353,7 +365,8 @@ def run_ahead(
 ) -> Generator[int] | None:
     """The tokens that come next, which ranks choose by themselves as long as more are ``wanted``; None where
     they cannot. Close it before anything else is done with the sequence."""
-    if sample.options.logprobs is None and isinstance(state, Follows) and state.follows:
+    free = sample.grammar is None and sample.options.logprobs is None
+    if free and isinstance(state, Follows) and state.follows:
         return state.follow(sample.chooser, sample.room, AHEAD, wanted)
     return None
 

@@ -78,10 +78,10 @@ class LanguageModel:
         settled = replace(limits or EngineLimits(), **more)  # type: ignore[arg-type]  # it checks itself
         return Engine(self.decoder, tokenizer=self.tokenizer, manner=self.manner, limits=settled)
 
-    def text_of(self, messages: Messages | str) -> str:
-        """Messages, or one message of a user, as the model's chat template writes them. Raises `ConfigError`
-        where there is none."""
-        return chat_text(messages, self.template)
+    def text_of(self, messages: Messages | str, tools: Sequence[object] | None = None) -> str:
+        """Messages, or one message of a user, as the model's chat template writes them; ``tools``: functions
+        that it shows the model. Raises `ConfigError` where there is none."""
+        return chat_text(messages, self.template, tools)
 
     def close(self) -> None:
         """Ends what was started for it; safe to call twice."""
@@ -94,9 +94,11 @@ class LanguageModel:
         self.close()
 
 
-def chat_text(messages: Messages | str, template: ChatTemplate | None) -> str:
-    """Messages, or one message of a user, as a chat template writes them. Raises `ConfigError` where there is
-    none."""
+def chat_text(
+    messages: Messages | str, template: ChatTemplate | None, tools: Sequence[object] | None = None
+) -> str:
+    """Messages, or one message of a user, as a chat template writes them, with ``tools``. Raises
+    `ConfigError` where there is none."""
     if template is None:
         raise ConfigError(
             "the model's folder has no chat template (chat_template.jinja, or chat_template in "
@@ -104,7 +106,7 @@ def chat_text(messages: Messages | str, template: ChatTemplate | None) -> str:
         )
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    return template.text(messages)
+    return template.text(messages) if tools is None else template.text(messages, tools=tools)
 
 
 def of_ranks(ranks: Ranks) -> LanguageModel:

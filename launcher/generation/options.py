@@ -3,14 +3,17 @@ functions, and what a model's own folder may say of them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Literal
 
-from launcher.common.documents import quote
+from launcher.common.documents import quote, read_text
 from launcher.errors import ConfigError
+from launcher.generation.text.grammar import MOST_SCHEMA
 from launcher.job.option_table import changed, described, table
-from launcher.job.values import Choice, Number, Pairs, Several, Switch, Text, Whole
+from launcher.job.values import Choice, Kind, Number, Pairs, Several, Switch, Text, Whole
 from ranks.tokens.options import SamplingOptions
 from sharding.common.text import did_you_mean
 
@@ -41,6 +44,21 @@ def _parse_bias(texts: Iterable[str]) -> dict[int, float]:
         except ConfigError as error:
             raise ConfigError(f"--logit-bias {text[:40]}: {error}") from None
     return found
+
+
+class _Schema(Kind[str]):
+    """The text of a JSON schema: a flag names its file, a job file names it or has the schema itself."""
+
+    def parse(self, text: str) -> str:
+        return read_text(Path(text), "JSON schema", ConfigError, MOST_SCHEMA)
+
+    def read(self, value: object, where: str, folder: Path) -> str:
+        if isinstance(value, dict):
+            return json.dumps(value)
+        return self.parse(str(folder / str(self._fitting(value, where))))
+
+    def fits(self, value: object) -> bool:
+        return isinstance(value, str) and bool(value)
 
 
 @dataclass(frozen=True)
@@ -118,6 +136,10 @@ class GenerateOptions:
         Several(_ID, "a list of token ids"), CHOICE,
         "the last token that may come is this one (default: as the folder says)", "ID", "--forced-last-id",
     )  # fmt: skip
+    json_schema: str | None = described(
+        _Schema("a JSON schema, as text"), CHOICE, "the text is JSON that fits the JSON schema in this file",
+        "FILE.json",
+    )  # fmt: skip
     ignore_eos: bool = described(
         Switch(), STOPPING, "go on where the model would end the text", default=False
     )
@@ -175,6 +197,10 @@ class GenerateOptions:
             raise ConfigError(
                 "beams and a temperature exclude each other: a search takes the likeliest texts"
             )
+        if self.json_schema is not None and (beams > 1 or self.speculate):
+            raise ConfigError(
+                "json_schema and beams or speculate exclude each other: each token says which may come next"
+            )
         if self.returned > beams and self.beams is not None:
             raise ConfigError(f"returned: {self.returned} texts are asked of a search of {beams} beams")
 
@@ -196,7 +222,7 @@ class GenerateOptions:
         }
         beams = self.beams or more.get("beams")
         searching = isinstance(beams, int) and beams > 1
-        if self.samples_asked or (searching and self.samples > 1):
+        if self.samples_asked or self.json_schema is not None or (searching and self.samples > 1):
             more.pop("beams", None)
             searching = (self.beams or 1) > 1
         if searching or not (self.samples_asked or (self.temperature is None and defaults.get("do_sample"))):

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from launcher.errors import ShardrunError
 from launcher.generation.decoder import Ids
 from launcher.generation.options import GenerateOptions
 from launcher.generation.text.detokenizer import Detokenizer
+from launcher.generation.text.grammar import Grammar
 from launcher.generation.text.stops import Stops
 from launcher.generation.text.tokenizer import Tokenizer
 from ranks.tokens import sampling
@@ -153,21 +155,34 @@ class Shown:
 class Sample:
     """One text: chooses its tokens, and notes them."""
 
-    def __init__(self, options: GenerateOptions, chooser: Chooser, limits: Limits, shown: Shown) -> None:
+    def __init__(
+        self,
+        options: GenerateOptions,
+        chooser: Chooser,
+        limits: Limits,
+        shown: Shown,
+        grammar: Grammar | None = None,
+    ) -> None:
         assert options.seed is not None
         self.number, self.ids = chooser.number, chooser.ids
         self.options, self.seed = options, options.seed
-        self.chooser, self._limits, self._shown = chooser, limits, shown
+        self.chooser, self._limits, self._shown, self.grammar = chooser, limits, shown, grammar
         self.reason: Reason | None = None
         self._logprobs: list[float] = []
         self._top: list[tuple[tuple[int, float], ...]] = []
 
     def want(self, guesses: Sequence[int] = ()) -> Want | None:
         """What the next token needs of the model's logits, also after these ``guesses``; None: all."""
+        if self.grammar is not None:
+            self.chooser.allowed = self.grammar.allowed
         return self.chooser.want(self.options.logprobs, guesses)
 
     def choose(self, scores: Scores) -> int:
-        """The next token by the model's logits."""
+        """The next token by the model's logits. Raises `ShardrunError` where none can be chosen."""
+        if self.grammar is not None:
+            self.chooser.allowed = self.grammar.allowed
+            if self.grammar.error:
+                raise ShardrunError(f"the JSON schema cannot be followed any further: {self.grammar.error}")
         return self.chooser.choose(scores.values, scores.ids)
 
     @property
@@ -190,6 +205,8 @@ class Sample:
             piece = self._shown.add(token)
             if self._shown.stopped:
                 self.reason = "stop"
+            elif self.grammar is not None and self.grammar.read(token):
+                self.reason = "end"
             elif not self.room:
                 self.reason = "length"
         if self.options.logprobs is None:
@@ -221,10 +238,14 @@ def make_samples(
     prompt: Ids,
     limits: Limits,
     tokenizer: Tokenizer | None,
+    *,
+    grammar: Grammar | None = None,
 ) -> list[Sample]:
     """The texts that are asked for, none of which has begun."""
     chooser = Chooser(options.sampling, vocabulary, prompt, limits.ends)
     return [
-        Sample(options, chooser.copy(number), limits, Shown(tokenizer, options.stop))
+        Sample(
+            options, chooser.copy(number), limits, Shown(tokenizer, options.stop), grammar and grammar.copy()
+        )
         for number in range(options.samples)
     ]

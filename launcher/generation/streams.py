@@ -63,9 +63,19 @@ class Stream(Texts):
     ends the request early.
     """
 
-    def __init__(self, prepared: Prepared, cancelled: Callable[[], None], *, has_text: bool) -> None:
-        """``cancelled``: is called once the stream is cancelled."""
+    def __init__(
+        self,
+        prepared: Prepared,
+        cancelled: Callable[[], None],
+        *,
+        has_text: bool,
+        client: str = "",
+        priority: int = 0,
+    ) -> None:
+        """``cancelled``: is called once the stream is cancelled. ``client``: who asked; ``priority``: 0 goes
+        before 1."""
         super().__init__(has_text=has_text)
+        self.client, self.priority = client, priority
         self._tell, self._prepared = cancelled, prepared
         self.pace = Pace(submitted=time.perf_counter())
         self.cancelled = False

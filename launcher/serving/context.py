@@ -20,7 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from launcher.serving.access import ACCESS, Role, Tokens, check_site, client_of
-from launcher.serving.bodies import object_of, read_body
+from launcher.serving.bodies import read_body
 from launcher.serving.refusals import RETRY_SECONDS, RefusalError, refusal_of
 from launcher.serving.seeing.traces import CURRENT, Trace, Traces
 from launcher.serving.seeing.usage import USAGE, Usage
@@ -108,10 +108,6 @@ class Call:
         self.closing.close()
         self.context.held -= self._held
         self._held = 0
-
-    async def object(self) -> dict[str, object]:
-        """The JSON object in the body."""
-        return object_of(await self.body())
 
     async def unless_gone(self, work: Awaitable[T]) -> T:
         """The result of ``work``, which is cancelled where the client goes away. The body must have been

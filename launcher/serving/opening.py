@@ -23,6 +23,7 @@ from launcher.job.model import opened, world_size
 from launcher.job.option_table import changed
 from launcher.job.options import OPTIONS
 from launcher.serving.batching import Batching
+from launcher.serving.embedding.finding import find_encoder
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.models import Model, Repository, name_of
@@ -88,7 +89,10 @@ class Offer:
             if stopping.is_set():
                 raise LaunchError(f"the model {self.name!r} was unloaded while it was loading")
 
-        if _generates(job, options):
+        found = find_encoder(job, options.texts)
+        if found is not None:
+            job = found.job
+        elif _generates(job, options):
             self._check_texts()
             return TextModel(
                 self.name, limits, metrics, stopping, version=version,
@@ -100,6 +104,7 @@ class Offer:
         return TensorModel(
             self.name, limits, metrics, stopping, version=version,
             open_group=lambda: group_of(next_start(), unless_stopped, variable), batching=batching,
+            encoder=None if found is None else found.encoder,
         )  # fmt: skip
 
     def _check_texts(self) -> None:

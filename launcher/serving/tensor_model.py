@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from launcher.group.group import Group
+    from launcher.serving.embedding.encoder import Encoder
     from sharding.common.arrays import Array
 
     Arrays = Mapping[str, Array]
@@ -52,6 +53,9 @@ class TensorModel(Served["Group"]):
 
     open_group: Callable[[], Group] = field(kw_only=True)
     batching: Batching = field(default_factory=Batching, kw_only=True)
+    encoder: Encoder | None = field(default=None, kw_only=True)
+    """How texts become inputs, where the model is an encoder of texts."""
+    created: int = field(default_factory=lambda: int(time.time()), kw_only=True)
     _queue: FairQueue[Request] = field(init=False)
     _worker: asyncio.Task[None] | None = None
     _runs: set[asyncio.Task[None]] = field(default_factory=set)
@@ -67,6 +71,8 @@ class TensorModel(Served["Group"]):
         group = self.open_group()
         try:
             self.batching.check(group)
+            if self.encoder is not None:
+                self.encoder = self.encoder.proved(group.predict)
         except BaseException:
             group.close()
             raise

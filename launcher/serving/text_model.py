@@ -54,6 +54,8 @@ class TextModel(Served[Speaking]):
     def _start(self) -> Speaking:
         model = self.open_model()
         try:
+            if model.tokenizer is not None:
+                model.tokenizer.warm()
             return Speaking(model, self._engine(model))
         except BaseException:
             model.close()
@@ -95,17 +97,24 @@ class TextModel(Served[Speaking]):
             log.exception("model %s: it could not go on after its ranks were lost", self.name)
 
     async def submit(
-        self, prompt: str | list[int], options: GenerateOptions, *, special: bool = True
+        self,
+        prompt: str | list[int],
+        options: GenerateOptions,
+        *,
+        special: bool = True,
+        client: str = "",
+        priority: int = 0,
     ) -> tuple[Stream, Speaking]:
-        """Takes a request. Raises `RefusalError`, and `ConfigError` for what does not fit the model."""
-        stream, ready = await self._submit(prompt, options, special=special)
+        """Takes a request of a ``client``, who has its turn among those that wait; priority 0 goes before 1.
+        Raises `RefusalError`, and `ConfigError` for what does not fit the model."""
+        stream, ready = await self._submit(prompt, options, special=special, client=client, priority=priority)
         self.metrics.prompt_tokens.labels(self.name).inc(len(stream.prompt))
         if (usage := USAGE.get()) is not None:
             usage.prompt_tokens += len(stream.prompt)
         return stream, ready
 
     async def _submit(
-        self, prompt: str | list[int], options: GenerateOptions, *, special: bool
+        self, prompt: str | list[int], options: GenerateOptions, *, special: bool, client: str, priority: int
     ) -> tuple[Stream, Speaking]:
         end = time.monotonic() + self.limits.seconds
         for last in range(_TRIES):
@@ -115,7 +124,9 @@ class TextModel(Served[Speaking]):
                 ready = await self.until_ready(end)
             try:
                 # A long prompt takes the tokenizer a while.
-                stream = await asyncio.to_thread(ready.engine.submit, prompt, options, special=special)
+                stream = await asyncio.to_thread(
+                    ready.engine.submit, prompt, options, special=special, client=client, priority=priority
+                )
             except Exception as error:
                 self._note(error, ready)
                 if not is_loss(error) or last == _TRIES - 1:
@@ -158,7 +169,10 @@ class TextModel(Served[Speaking]):
                         self.numbers.failed += 1
                         raise
                     tries += 1
-                    stream, ready = await self._submit(stream.prompt, stream.options, special=False)
+                    stream, ready = await self._submit(
+                        stream.prompt, stream.options, special=False,
+                        client=stream.client, priority=stream.priority,
+                    )  # fmt: skip
                     stream.follow(told)
                     continue
                 if event is None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ranks.errors import ShardrunError
 from ranks.talk.reports import TextReport
 from ranks.tokens import best, sampling
 from ranks.tokens.options import SamplingOptions
@@ -33,6 +34,10 @@ class Chooser:
         self.prompt = prompt
         self.ids: list[int] = []
         """What was chosen so far."""
+        self.allowed: Ids | None = None
+        """The only tokens that may come next, by rising id; None: all. Whoever sets it chooses each token
+        here: it is not told elsewhere."""
+        self._vocabulary = vocabulary
 
     @property
     def takes_likeliest(self) -> bool:
@@ -42,7 +47,20 @@ class Chooser:
     def choose(self, row: Row, ids: Ids | None = None) -> int:
         """The next token by the model's logits (vocabulary,), or by those of the tokens ``ids`` that `want`
         says. Raises `ShardrunError` where none can be chosen."""
-        place = self._of(self.penalties.apply(row, ids=ids))
+        scores = self.penalties.apply(row, ids=ids)
+        if self.allowed is not None:
+            # What is left is the same, in the same order, whether all logits are here or some.
+            if ids is None:
+                scores, ids = scores[self.allowed], self.allowed
+            else:
+                here = np.isin(ids, self.allowed, assume_unique=True)
+                scores, ids = scores[here], ids[here]
+            if not len(scores) or scores.max() == -np.inf:
+                raise ShardrunError(
+                    "no token can come next: those that the form of the text allows are impossible, or ruled "
+                    "out by other options"
+                )
+        place = self._of(scores)
         return place if ids is None else int(ids[place])
 
     def want(self, logprobs: int | None = None, guesses: Sequence[int] = ()) -> Want | None:
@@ -50,9 +68,19 @@ class Chooser:
         before it; None where it needs all. ``logprobs``: how many of the likeliest tokens are to be told with
         their log-probabilities."""
         count, also = best.most(self.options), self.penalties.touched(guesses)
+        if self.allowed is not None:
+            count, also = self._wanted_of(self.allowed, count, also)
         if count is None or also is None:
             return None
         return Want(count, also) if logprobs is None else Want(max(count, logprobs, 1), also, logs=True)
+
+    def _wanted_of(self, allowed: Ids, count: int | None, also: Ids | None) -> tuple[int | None, Ids | None]:
+        """The same where few tokens are allowed, or few are not."""
+        if len(allowed) <= best.MOST:
+            return 0, allowed
+        others = np.ones(self._vocabulary, bool)
+        others[allowed] = False
+        return count, None if also is None else np.union1d(also, np.flatnonzero(others))
 
     def shows(self, part: int) -> int | None:
         """`ranks.tokens.best.count` for a rank that has so many tokens of the vocabulary."""

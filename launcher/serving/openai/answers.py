@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from launcher.generation.sample import Completion, Token
 
+if TYPE_CHECKING:
+    from launcher.generation.text.tokenizer import Tokenizer
+    from launcher.serving.openai.tools import Tools
+
 Json = dict[str, object]
-Decode = Callable[[int], str]
-"""The text of one token."""
 _IMPOSSIBLE = -9999.0
 """The log-probability of a token that cannot come, as vLLM has it."""
 _REASONS = {"end": "stop", "stop": "stop", "length": "length"}
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How tokens are written by themselves; without a tokenizer by their ids."""
+
+    tokenizer: Tokenizer | None
+
+    def bytes_of(self, token: int) -> bytes:
+        """Those that the token stands for: of a special one, its name."""
+        if self.tokenizer is None:
+            return f"token_id:{token}".encode()
+        pieces = self.tokenizer.pieces
+        return pieces[token] if token < len(pieces) else b""  # a vocabulary may be padded
+
+    def text(self, token: int) -> str:
+        """The same as text; bytes that are no whole characters by their numbers."""
+        return self.bytes_of(token).decode("utf-8", "backslashreplace")
+
+    def name(self, token: int) -> str:
+        """The same, where those bytes are marked."""
+        text, known = self.text(token), self.bytes_of(token)
+        return text if text.encode() == known else f"bytes:{text}"
+
+    def shown(self, token: int) -> bytes:
+        """What the token adds to a text."""
+        hidden = self.tokenizer is not None and token in self.tokenizer.special
+        return b"" if hidden else self.bytes_of(token)
 
 
 @dataclass
@@ -23,13 +55,19 @@ class Answer:
 
     model: str
     chat: bool
-    decode: Decode
+    spelling: Spelling
     logprobs: bool
+    counted: bool = False
+    """Whether the pieces of a stream have a place for the number of tokens, which the last one says."""
     created: int = field(default_factory=lambda: int(time.time()))
     id: str = ""
     prompt_tokens: int = 0
     tokens: int = 0
-    _lengths: dict[int, int] = field(default_factory=dict)
+    tools: Tools | None = None
+    """Where texts are calls of functions."""
+    _offsets: dict[int, _Offsets] = field(default_factory=dict)
+    _held: dict[int, str] = field(default_factory=dict)
+    """Texts of calls so far, where only the whole says which function is called."""
 
     def __post_init__(self) -> None:
         self.id = self.id or f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
@@ -44,23 +82,45 @@ class Answer:
 
     def piece(self, index: int, text: str, token: Token | None = None, reason: str | None = None) -> Json:
         """A piece of one text of a stream."""
-        found: Json = {"index": index, "finish_reason": None if reason is None else _REASONS[reason]}
-        if self.chat:
+        found: Json = {"index": index, "finish_reason": self._reason(reason)}
+        if self.tools is not None:
+            found["delta"] = self._part_of_call(self.tools, index, text, ended=reason is not None)
+        elif self.chat:
             found["delta"] = {"content": text} if text or reason is None else {}
         else:
             found["text"] = text
         found["logprobs"] = None
         if self.logprobs and token is not None:
-            before = self._lengths.get(index, 0)
-            found["logprobs"] = self._shown([token.id], [token.logprob or 0.0], [token.top], before)
-            self._lengths[index] = before + len(self.decode(token.id))
-        return {**self._head(streamed=True), "choices": [found]}
+            found["logprobs"] = self._shown(index, [token.id], [token.logprob or 0.0], [token.top])
+        return self._piece(found)
 
     def opening(self, index: int) -> Json:
         """The first piece of a text of a chat: who speaks."""
-        delta = {"role": "assistant", "content": ""}
+        delta: Json = {"role": "assistant", "content": ""}
+        if self.tools is not None:
+            delta["content"] = None
+            if self.tools.name is not None:
+                delta["tool_calls"] = [{"index": 0, **(self.tools.call(index, "") or {})}]
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return {**self._head(streamed=True), "choices": [choice]}
+        return self._piece(choice)
+
+    def _part_of_call(self, tools: Tools, index: int, text: str, *, ended: bool) -> Json:
+        if tools.name is not None:
+            return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]} if text else {}
+        self._held[index] = self._held.get(index, "") + text
+        if not ended:
+            return {}
+        call = tools.call(index, self._held[index])
+        return {"content": self._held[index]} if call is None else {"tool_calls": [{"index": 0, **call}]}
+
+    def _reason(self, reason: str | None) -> str | None:
+        if reason is None:
+            return None
+        return _REASONS[reason] if self.tools is None else self.tools.reason(_REASONS[reason])
+
+    def _piece(self, choice: Json) -> Json:
+        counted: Json = {"usage": None} if self.counted else {}
+        return {**self._head(streamed=True), "choices": [choice], **counted}
 
     def closing(self) -> Json:
         """The last piece of a stream: the number of tokens."""
@@ -77,41 +137,76 @@ class Answer:
 
     def _choice(self, index: int, text: Completion) -> Json:
         shown = text.text if text.text is not None else ""
-        said: Json = {"message": {"role": "assistant", "content": shown}} if self.chat else {"text": shown}
+        said: Json = {"text": shown}
+        if self.chat:
+            call = None if self.tools is None else self.tools.call(index, shown)
+            calls: Json = {} if call is None else {"tool_calls": [call]}
+            content = shown if call is None else None
+            said = {"message": {"role": "assistant", "content": content, "refusal": None, **calls}}
         probable = None
         if self.logprobs and text.logprobs is not None:
-            probable = self._shown(text.ids, text.logprobs, text.top or [()] * len(text.ids))
-        return {"index": index, **said, "logprobs": probable, "finish_reason": _REASONS[text.reason]}
+            probable = self._shown(index, text.ids, text.logprobs, text.top or [()] * len(text.ids))
+        return {"index": index, **said, "logprobs": probable, "finish_reason": self._reason(text.reason)}
 
     def _shown(
         self,
+        index: int,
         ids: Sequence[int],
         logprobs: Sequence[float],
         tops: Sequence[Sequence[tuple[int, float]]],
-        before: int = 0,
     ) -> Mapping[str, object]:
-        """``before``: characters of the text's tokens that were shown already."""
-        texts = [self.decode(token) for token in ids]
+        """The log-probabilities of tokens that follow those that were shown of a text already."""
         # A model may say that a token is impossible: JSON has no number for that.
         logprobs = [max(value, _IMPOSSIBLE) for value in logprobs]
         tops = [[(token, max(value, _IMPOSSIBLE)) for token, value in top] for top in tops]
         if not self.chat:
-            offsets, at = [], before
-            for text in texts:
-                offsets.append(at)
-                at += len(text)
-            best = [{self.decode(token): value for token, value in top} for top in tops]
+            offsets = self._offsets.setdefault(index, _Offsets())
+            best = [{self.spelling.name(token): value for token, value in top} for top in tops]
             return {
-                "tokens": texts, "token_logprobs": logprobs, "top_logprobs": best,
-                "text_offset": offsets,
+                "tokens": [self.spelling.name(token) for token in ids], "token_logprobs": logprobs,
+                "top_logprobs": best,
+                "text_offset": [offsets.next(self.spelling.shown(token)) for token in ids],
             }  # fmt: skip
 
-        def entry(text: str, value: float) -> Json:
-            return {"token": text, "logprob": value, "bytes": list(text.encode())}
+        def entry(token: int, value: float) -> Json:
+            found = self.spelling
+            return {"token": found.text(token), "logprob": value, "bytes": list(found.bytes_of(token))}
 
         return {
             "content": [
-                {**entry(text, value), "top_logprobs": [entry(self.decode(token), one) for token, one in top]}
-                for text, value, top in zip(texts, logprobs, tops, strict=True)
+                {**entry(token, value), "top_logprobs": [entry(*one) for one in top]}
+                for token, value, top in zip(ids, logprobs, tops, strict=True)
             ]
         }
+
+
+_GOES_ON, _BEGINS = 0x80, 0xC0
+"""From the first byte on up to the second one, bytes of UTF-8 are no first ones of a character."""
+
+
+class _Offsets:
+    """Where tokens begin in a text, in characters: a character may be of several tokens."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._at = 0
+
+    def next(self, piece: bytes) -> int:
+        """Where the next token begins, which adds these bytes."""
+        if piece and not _GOES_ON <= piece[0] < _BEGINS:  # what is left of a character is none
+            self._at += len(self._decoder.decode(b"", final=True))
+        found = self._at
+        self._at += len(self._decoder.decode(piece))
+        return found
+
+
+def best_of(texts: Sequence[Completion], count: int) -> Sequence[Completion]:
+    """Those of texts whose tokens are likeliest on the whole, best first."""
+    if count == len(texts):
+        return texts
+
+    def mean(text: Completion) -> float:
+        logs = text.logprobs or [0.0]
+        return sum(logs) / len(logs)
+
+    return sorted(texts, key=mean, reverse=True)[:count]

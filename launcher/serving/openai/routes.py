@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeGuard
 
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -14,13 +15,19 @@ from starlette.routing import Route
 from launcher.generation.sample import Completion, Done, Token
 from launcher.serving.bodies import bad, needed
 from launcher.serving.context import Call, Context, Frame, json_response
-from launcher.serving.openai.answers import Answer, Decode, Json
-from launcher.serving.openai.asked import Asked, asked_of, messages_of, prompts_of
+from launcher.serving.openai.answers import Answer, Json, Spelling, best_of
+from launcher.serving.openai.asked import Asked, asked_of
+from launcher.serving.openai.embeddings import embeddings
+from launcher.serving.openai.large import object_in
+from launcher.serving.openai.texts import messages_of, prompts_of
 from launcher.serving.refusals import RefusalError, refusal_of
+from launcher.serving.tensor_model import TensorModel
 from launcher.serving.text_model import Speaking, TextModel, finished
 
 if TYPE_CHECKING:
     from launcher.generation.streams import Stream
+    from launcher.generation.text.tokenizer import Tokenizer
+    from launcher.serving.models import Model
 
 PROTOCOL = "openai"
 _MOST_PROMPTS = 64
@@ -40,22 +47,31 @@ def routes(context: Context) -> list[Route]:
         Route("/v1/models/{model:path}", frame(_one)),
         Route("/v1/completions", frame(_completions), methods=["POST"]),
         Route("/v1/chat/completions", frame(_chat), methods=["POST"]),
+        Route("/v1/embeddings", frame(embeddings), methods=["POST"]),
     ]
 
 
-def _entry(model: TextModel) -> Json:
+def _speaks(model: Model) -> TypeGuard[TextModel | TensorModel]:
+    """Whether this protocol has something to ask of a model."""
+    return isinstance(model, TextModel) or (isinstance(model, TensorModel) and model.encoder is not None)
+
+
+def _entry(model: TextModel | TensorModel) -> Json:
     return {"id": model.name, "object": "model", "created": model.created, "owned_by": "shardrun"}
 
 
 async def _models(call: Call) -> Response:
     models = call.context.repository.models.values()
-    return json_response(
-        {"object": "list", "data": [_entry(model) for model in models if isinstance(model, TextModel)]}
-    )
+    return json_response({"object": "list", "data": [_entry(model) for model in models if _speaks(model)]})
 
 
 async def _one(call: Call) -> Response:
-    return json_response(_entry(_text_model(call, call.request.path_params["model"])))
+    name = call.request.path_params["model"]
+    found = call.context.repository.get(name)
+    call.model = found.name
+    if not _speaks(found):
+        raise bad(f"the model {name!r} has neither texts nor embeddings: ask for it under /v2/models/")
+    return json_response(_entry(found))
 
 
 def _text_model(call: Call, name: str) -> TextModel:
@@ -67,7 +83,7 @@ def _text_model(call: Call, name: str) -> TextModel:
 
 
 async def _completions(call: Call) -> Response:
-    body = await call.object()
+    body = await object_in(call)
     model = _text_model(call, needed(body, "model", str))
     speaking = await model.until_ready(call.began)
     asked = asked_of(body, call.context.limits, speaking.model.manner, chat=False)
@@ -75,12 +91,13 @@ async def _completions(call: Call) -> Response:
 
 
 async def _chat(call: Call) -> Response:
-    body = await call.object()
+    body = await object_in(call)
     model = _text_model(call, needed(body, "model", str))
     speaking = await model.until_ready(call.began)
     asked = asked_of(body, call.context.limits, speaking.model.manner, chat=True)
     # Templates may loop for a second: in another process, whose answer a thread waits for.
-    prompt = await asyncio.to_thread(speaking.model.text_of, messages_of(body))
+    tools = None if asked.tools is None else asked.tools.given
+    prompt = await asyncio.to_thread(speaking.model.text_of, messages_of(body), tools)
     return await _answer(call, model, asked, [prompt], chat=True)
 
 
@@ -89,14 +106,19 @@ async def _answer(
 ) -> Response:
     taken: list[tuple[Stream, Speaking]] = []
     for prompt in prompts:
-        taken.append(await model.submit(prompt, asked.options, special=not chat))
+        stream = await model.submit(
+            prompt, asked.options, special=not chat, client=call.client, priority=asked.priority
+        )
+        taken.append(stream)
         call.closing.callback(taken[-1][0].cancel)
+    tokenizer = taken[0][1].model.tokenizer
     answer = Answer(
-        model.name, chat, _decoder(taken[0][1]), asked.options.logprobs is not None,
-        prompt_tokens=sum(len(stream.prompt) for stream, _ in taken),
+        model.name, chat, Spelling(tokenizer), asked.logprobs, asked.usage,
+        prompt_tokens=sum(len(stream.prompt) for stream, _ in taken), tools=asked.tools,
     )  # fmt: skip
+    echoed = [_echoed(prompt, tokenizer) if asked.echo else "" for prompt in prompts]
     if asked.stream:
-        pieces = _pieces(model, asked, answer, taken)
+        pieces = _pieces(model, asked, answer, taken, echoed)
         return StreamingResponse(
             pieces,
             media_type="text/event-stream",
@@ -104,23 +126,34 @@ async def _answer(
         )
     found = await call.unless_gone(asyncio.gather(*(finished(model, *one) for one in taken)))
     texts: list[tuple[int, Completion]] = []
-    for dones in found:
-        texts += [(len(texts) + at, done.completion) for at, done in enumerate(dones)]
-    answer.tokens = sum(len(text.ids) for _, text in texts)
+    for dones, before in zip(found, echoed, strict=True):
+        answer.tokens += sum(len(done.completion.ids) for done in dones)
+        best = best_of([done.completion for done in dones], asked.texts)
+        texts += [(len(texts) + at, _after(before, text)) for at, text in enumerate(best)]
     return json_response(answer.whole(texts))
 
 
-def _decoder(speaking: Speaking) -> Decode:
-    tokenizer = speaking.model.tokenizer
+def _echoed(prompt: str | list[int], tokenizer: Tokenizer | None) -> str:
+    """The text of a prompt."""
+    if isinstance(prompt, str):
+        return prompt
     if tokenizer is None:
-        return "token_id:{}".format
-    return lambda token: tokenizer.text([token])
+        raise bad("echo: the model has no tokenizer, which could say what the prompt is; leave it out")
+    return tokenizer.text(prompt)
+
+
+def _after(prompt: str, text: Completion) -> Completion:
+    return replace(text, text=prompt + (text.text or "")) if prompt else text
 
 
 async def _pieces(
-    model: TextModel, asked: Asked, answer: Answer, taken: Sequence[tuple[Stream, Speaking]]
+    model: TextModel,
+    asked: Asked,
+    answer: Answer,
+    taken: Sequence[tuple[Stream, Speaking]],
+    echoed: Sequence[str],
 ) -> AsyncIterator[bytes]:
-    """The stream's events, as server-sent events."""
+    """The stream's events, as server-sent events; ``echoed``: what the texts of each prompt begin with."""
     samples = asked.options.samples
     ready: asyncio.Queue[Json | BaseException | None] = asyncio.Queue()
 
@@ -145,6 +178,9 @@ async def _pieces(
         if answer.chat:
             for index in range(len(taken) * samples):
                 yield _event(answer.opening(index))
+        for index in range(len(taken) * samples):
+            if echoed[index // samples]:
+                yield _event(answer.piece(index, echoed[index // samples]))
         left = len(tasks)
         while left:
             piece = await ready.get()

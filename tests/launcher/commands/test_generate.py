@@ -89,6 +89,22 @@ def test_standard_input_and_plain_output(place: Path) -> None:
     assert done.stdout == "".join(f"{text}\n" for text in texts) and done.stderr == ""
 
 
+def test_texts_that_follow_a_schema(place: Path) -> None:
+    (place / "schema.json").write_text(
+        '{"type": "array", "items": {"enum": [1, 22]}, "minItems": 2, "maxItems": 3}'
+    )
+    common = ("model", "--prompt", "The dog", "--prompt", "The fox", "--max-new-tokens", 40)
+    done = generate(place, *common, "--ranks", 2, "--json-schema", "schema.json", "--json")
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        found = json.loads(json.loads(line)["completions"][0]["text"])
+        assert 2 <= len(found) <= 3 and set(found) <= {1, 22}
+    (place / "wrong.json").write_text('{"type": "nonsense"}')
+    for name, said in (("wrong.json", "the JSON schema cannot be followed"), ("none.json", "none.json")):
+        done = generate(place, *common, "--json-schema", name)
+        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "options", [["--batch", 3], ["--batch", 1], ["--speculate", 2], ["--samples", 2, "--top-k", 1]], ids=str
 )

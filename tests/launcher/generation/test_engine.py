@@ -227,6 +227,28 @@ def test_limits_make_requests_wait_in_their_order() -> None:
     assert decoder.open == 0
 
 
+def test_clients_take_turns_and_priorities_go_first() -> None:
+    decoder = Gate()
+    with Engine(decoder, limits=EngineLimits(sequences=1, prefixes=0)) as engine:
+        first = engine.submit([1], max_new_tokens=3)
+        closing(lambda: decoder.most == 1)
+        asked = [("a", 1), ("a", 1), ("a", 1), ("b", 1), ("a", 0), ("c", 1)]
+        streams = [
+            engine.submit([2], max_new_tokens=2, client=client, priority=priority)
+            for client, priority in asked
+        ]
+        gone = engine.submit([3], max_new_tokens=2, client="d")
+        gone.cancel()
+        for _ in range(40):
+            decoder.may.release()
+        for stream in (first, *streams):
+            stream.finish()
+        begun = sorted(range(len(asked)), key=lambda at: streams[at].pace.began)
+        assert begun == [4, 0, 3, 5, 1, 2]
+        assert not gone.pace.began and gone.finish() == []
+    assert decoder.open == 0
+
+
 @pytest.mark.parametrize(
     ("limits", "message"),
     [

@@ -34,7 +34,7 @@ EVERY: dict[str, Any] = {
     "logit_bias": {5: 1.5, 7: -2}, "seed": 4, "samples": 2, "stop": ("a", "b"), "stop_ids": (3, 4),
     "suppressed": (1,), "suppressed_first": (2,), "forced_first": (6,), "forced_last": (7,),
     "ignore_eos": True, "beams": 1, "length_penalty": 0.5, "early_stopping": "never", "returned": 1, "logprobs": 2,
-    "chunk": 8, "speculate": 3,
+    "chunk": 8, "speculate": 3, "json_schema": None,
 }  # fmt: skip
 
 
@@ -45,6 +45,20 @@ def test_every_option(tmp_path: Path) -> None:
     path = write(tmp_path, plain)
     assert options(path) == GenerateOptions(**EVERY)
     assert read_job_file(path) == {"ranks": 2}
+
+
+def test_a_schema_is_written_out_or_a_file(tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"type": "integer"}')
+    assert options(write(tmp_path, {"json_schema": {"type": "integer"}})).json_schema == '{"type": "integer"}'
+    path = write(tmp_path, {"json_schema": "schema.json"})
+    assert options(path).json_schema == '{"type": "integer"}'
+    (tmp_path / "other.json").write_text("{}")
+    assert (
+        options(
+            path, json_schema=GENERATE["json_schema"].kind.parse(str(tmp_path / "other.json"))
+        ).json_schema
+        == "{}"
+    )
 
 
 def test_flags_win(tmp_path: Path) -> None:

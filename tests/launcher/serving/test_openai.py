@@ -22,10 +22,12 @@ from launcher.serving.context import Call, Context, Frame
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.models import Repository
-from launcher.serving.openai.answers import Answer
+from launcher.serving.openai.answers import Answer, Spelling
+from tests.launcher.serving.playing import until
 from tests.launcher.serving.running import Running
 
 PROMPT = "hello world"
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "weather"}}
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +101,7 @@ def test_log_probabilities_of_streams(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("chat", [True, False])
 def test_impossible_tokens_have_a_number(chat: bool) -> None:
-    answer = Answer("tiny", chat, "token {}".format, logprobs=True)
+    answer = Answer("tiny", chat, Spelling(None), logprobs=True)
     token = Token(0, 12, "ab", -math.inf, ((3, -0.5), (12, -math.inf)))
     text = json.dumps(answer.piece(0, "ab", token), allow_nan=False)
     assert "-9999.0" in text and "-0.5" in text
@@ -142,6 +144,124 @@ def test_stop_texts_are_not_shown(client: openai.OpenAI, model: LanguageModel) -
     assert found.choices[0].text == whole[: whole.index(stop)] and found.choices[0].finish_reason == "stop"
 
 
+def test_echo_and_the_best_of_several(client: openai.OpenAI, model: LanguageModel) -> None:
+    how: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 8, "seed": 3}
+    plain = client.completions.create(**how, n=3)
+    echoed = client.completions.create(**how, n=3, echo=True)
+    assert [one.text for one in echoed.choices] == [PROMPT + one.text for one in plain.choices]
+    pieces = list(client.completions.create(**how, echo=True, stream=True))
+    assert "".join(piece.choices[0].text for piece in pieces) == echoed.choices[0].text
+    made = model.generate(PROMPT, max_new_tokens=8, seed=3, samples=3, temperature=1.0, logprobs=0)
+    texts = made.finish()
+    texts.sort(key=lambda text: -sum(text.logprobs or []) / len(text.ids))
+    best = client.completions.create(**how, n=2, best_of=3)
+    assert [one.text for one in best.choices] == [text.text for text in texts[:2]]
+    assert [one.index for one in best.choices] == [0, 1] and best.choices[0].logprobs is None
+    assert best.usage is not None
+    assert best.usage.completion_tokens == sum(len(text.ids) for text in texts)
+
+
+def test_every_piece_has_a_place_for_usage_where_it_is_asked_for(client: openai.OpenAI) -> None:
+    how: Any = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3, "stream": True}
+    assert all("usage" not in piece.model_fields_set for piece in client.completions.create(**how))
+    pieces = list(client.completions.create(**how, stream_options={"include_usage": True}))
+    assert all("usage" in piece.model_fields_set for piece in pieces)
+    assert [piece.usage is None for piece in pieces] == [True] * (len(pieces) - 1) + [False]
+
+
+def test_tokens_are_shown_by_their_bytes(client: openai.OpenAI, model: LanguageModel) -> None:
+    how: Any = {"temperature": 2, "seed": 6, "extra_body": {"ignore_eos": True}}
+    messages: Any = [{"role": "user", "content": "who?"}]
+    chat = client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=40, logprobs=True, top_logprobs=3, **how
+    )
+    probable = chat.choices[0].logprobs
+    assert probable is not None and probable.content is not None and model.tokenizer is not None
+    more: Any = {"max_new_tokens": 40, "temperature": 2, "seed": 6, "ignore_eos": True, "logprobs": 3}
+    [own] = model.chat("who?", **more).finish()
+    assert [one.logprob for one in probable.content] == pytest.approx(own.logprobs, rel=1e-4, abs=1e-4)
+    pieces = [model.tokenizer.pieces[token] for token in own.ids]
+    assert [bytes(one.bytes or []) for one in probable.content] == pieces
+    for one in (*probable.content, *(top for each in probable.content for top in each.top_logprobs)):
+        assert one.token == bytes(one.bytes or []).decode("utf-8", "backslashreplace")
+    [found] = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=40, logprobs=2, **how).choices
+    shown = found.logprobs
+    assert shown is not None and shown.tokens and shown.text_offset and shown.top_logprobs
+    halves = [token for token in shown.tokens if token.startswith("bytes:")]
+    assert halves and all(len(top) == 2 for top in shown.top_logprobs)
+    for token, offset in zip(shown.tokens, shown.text_offset, strict=True):
+        if not token.startswith(("bytes:", "<|")):
+            assert found.text[offset : offset + len(token)] == token
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools[0].function: expected an object"),
+        ({"tools": [{"type": "web"}]}, "tools[0].type: expected a function"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name: expected"),
+        ({"tools": [TOOL, TOOL]}, 'tools[1].function.name: "weather" is there twice'),
+        ({"tools": [TOOL]}, 'tool_choice: expected required, none or a function, found "auto"'),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "there is no tool",
+        ),
+        ({"tools": [TOOL], "tool_choice": 3}, "tool_choice: expected required"),
+        ({"tools": [TOOL] * 200}, "tools: expected at most 128"),
+        (
+            {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
+            "response_format: a text is to be a call",
+        ),
+        ({"tool_choice": "required"}, "tool_choice: there are no tools"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice: there are no tools"),
+        ({"functions": [{}]}, "functions: this server"),
+        ({"function_call": {"name": "x"}}, "function_call: this server"),
+        ({"modalities": ["text", "audio"]}, "modalities: this server"),
+        ({"audio": {"voice": "x"}}, "audio: this server"),
+        ({"prediction": {}}, "prediction: this server"),
+        ({"reasoning_effort": "high"}, "reasoning_effort: this server"),
+        ({"verbosity": "low"}, "verbosity: this server"),
+        ({"web_search_options": {}}, "web_search_options: this server"),
+        ({"service_tier": "flex"}, "service_tier: this server"),
+        ({"store": True}, "store: this server"),
+        ({"prompt_cache_retention": "24h"}, "prompt_cache_retention: this server"),
+        ({"metadata": "x"}, "metadata: expected an object"),
+        ({"safety_identifier": 3}, "safety_identifier: expected a text"),
+        ({"echo": True}, "echo: there is no such field here"),
+        ({"prompt": "x"}, "prompt: there is no such field here"),
+        (
+            {"max_tokens": 2, "max_completion_tokens": 3},
+            "max_tokens: max_completion_tokens says something else",
+        ),
+        ({"top_logprobs": 2}, "top_logprobs: give logprobs: true too"),
+        ({"logprobs": 2}, "logprobs: expected true or false"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: expected 0 to 20"),
+    ],
+)
+def test_fields_of_chats_are_not_passed_over(server: Running, asked: dict[str, Any], said: str) -> None:
+    messages = [{"role": "user", "content": "who?"}]
+    sent = {"model": "tiny", "messages": messages, **asked}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=sent, timeout=60)
+    assert answer.status_code == 400 and said in answer.json()["error"]["message"], answer.text
+
+
+def test_fields_that_ask_for_nothing_are_taken(client: openai.OpenAI, model: LanguageModel) -> None:
+    messages: Any = [{"role": "developer", "content": "short"}, {"role": "user", "content": "who?"}]
+    more: Any = {
+        "tools": [], "tool_choice": "none", "parallel_tool_calls": True, "modalities": ["text"],
+        "store": False,
+        "service_tier": "auto", "verbosity": "medium", "metadata": {"a": "b"}, "user": "me",
+        "safety_identifier": "x", "prompt_cache_key": "y", "response_format": {"type": "text"},
+        "audio": None, "stop": None, "seed": None, "top_p": 0,
+    }  # fmt: skip
+    found = client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=5, extra_body={"top_k": -1, "priority": 3}, **more
+    )
+    as_system = [{"role": "system", "content": "short"}, messages[1]]
+    expected = model.chat(as_system, max_new_tokens=5, temperature=0).finish()[0].text
+    assert found.choices[0].message.content == expected  # of the narrowest choice: the likeliest tokens
+
+
 def test_models(client: openai.OpenAI) -> None:
     assert [one.id for one in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "shardrun"
@@ -159,11 +279,11 @@ def test_models(client: openai.OpenAI) -> None:
         ({"temperature": -1}, "temperature"),
         ({"temperature": 10**400}, "beyond all bounds"),
         ({"logit_bias": {"3": 10**400}}, "logit_bias"),
-        ({"stop_token_ids": [[1]]}, "stop_ids"),
+        ({"stop_token_ids": [[1]]}, "stop_token_ids: expected a list of token ids"),
         ({"prompt": "\ud800"}, "no JSON"),
         ({"top_p": 2}, "top_p"),
-        ({"n": 5}, "n: expected at most 4, found 5"),
-        ({"n": 0}, "samples"),
+        ({"n": 5}, "n: expected 1 to 4, found 5"),
+        ({"n": 0}, "n: expected 1 to 4, found 0"),
         ({"stop": [""]}, "stop: expected a text"),
         ({"stop": ["a"] * 17}, "at most 16"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
@@ -172,11 +292,34 @@ def test_models(client: openai.OpenAI) -> None:
         ({"prompt": []}, "prompt: expected"),
         ({"prompt": [1.5]}, "prompt: expected"),
         ({"prompt": [10**9]}, "vocabulary"),
-        ({"prompt": ["a"] * 65}, "at most 64 prompts"),
+        ({"prompt": ["a"] * 65}, "prompt: expected at most 64 of them"),
         ({"prompt": "a" * 3000}, "context"),
-        ({"echo": True}, "echo: this server does not have it"),
-        ({"best_of": 3}, "best_of: expected as many as n"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"prompt": "a" * 30_000}, "the prompt has 30000 characters, far more than fit"),
+        ({"suffix": "x"}, "suffix: this server does not have it"),
+        ({"echo": True, "logprobs": 1}, "echo: log-probabilities of a prompt"),
+        ({"echo": 1}, "echo: expected true or false"),
+        ({"best_of": 1, "n": 2}, "best_of: expected at least n, which is 2"),
+        ({"best_of": 5}, "best_of: expected 1 to 4"),
+        ({"best_of": 2, "stream": True}, "best_of: stream is not possible"),
+        ({"best_of": 2, "logprobs": 1}, "best_of: logprobs is not possible"),
+        ({"min_tokens": -1}, "min_tokens: expected a whole number"),
+        ({"priority": -1}, "priority: expected 0 to"),
+        ({"temprature": 1}, "temprature: there is no such field here; did you mean"),
+        ({"messages": []}, "messages: there is no such field"),
+        ({"top_logprobs": 2}, "top_logprobs: there is no such field"),
+        ({"user": 3}, "user: expected a text"),
+        ({"stream_options": {"include_usage": True}}, "stream_options: it is for streams"),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+        ),
+        ({"response_format": "json"}, "response_format: expected an object"),
+        ({"response_format": {}}, "response_format.type: expected a text"),
+        ({"response_format": {"type": "xml"}}, "response_format.type: expected text, json_object or"),
+        ({"response_format": {"type": "json_object", "a": 1}}, "response_format.a"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema: expected an object"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "json_schema.schema: expected"),
     ],
 )
 def test_wrong_requests(server: Running, asked: dict[str, Any], said: str) -> None:
@@ -214,3 +357,23 @@ def test_a_client_that_goes_away_ends_its_text(server: Running, client: openai.O
     found = client.completions.create(**{**how, "max_tokens": 2}, temperature=0)
     assert found.choices[0].finish_reason == "length"
     assert not engine._requests
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_client_that_goes_away_before_its_answer_ends_its_text(server: Running, chat: bool) -> None:
+    engine: Any = server.context.repository.get("tiny").ready.engine  # type: ignore[attr-defined]
+    how: Any = {
+        "model": "tiny",
+        "max_tokens": 64,
+        "ignore_eos": True,
+        "n": 4,
+        "logprobs": True if chat else 1,
+    }
+    how |= {"messages": [{"role": "user", "content": "who?"}]} if chat else {"prompt": ["a"] * 40}
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    before = server.context.latest[0] if server.context.latest else None
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}{path}", json=how, timeout=0.2)
+    until(lambda: server.context.latest[0] is not before)
+    until(lambda: not engine._requests and not len(engine._waiting))
+    assert server.context.latest[0]["status"] == 499 and server.context.latest[0]["path"] == path

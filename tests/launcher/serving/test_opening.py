@@ -11,12 +11,17 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="what serving needs is not installed")
 
+from launcher.errors import ConfigError
+from launcher.job.cache import sliced
 from launcher.job.job import Job
 from launcher.serving import opening
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.opening import Offer, repository_of
 from launcher.serving.options import ModelOptions
+from launcher.serving.tensor_model import TensorModel
+from launcher.serving.text_model import TextModel
+from tests.launcher.serving.encoders_made import save_encoder, save_folder
 
 
 def folders(made: dict[str, Job], monkeypatch: pytest.MonkeyPatch) -> list[Path | None]:
@@ -39,6 +44,35 @@ def test_each_start_writes_into_a_folder_of_its_own(
     found = folders({"a": job, "b": job, "c": Job(model=two_slices)}, monkeypatch)
     assert found[:2] == [logs / "a", logs / "a/load-2"] and found[3] == logs / "b"
     assert len(set(found[:6])) == 6 and found[6:] == [None] * 3
+
+
+def test_folders_of_encoders_are_known_by_their_graphs(tmp_path: Path, texts: Path) -> None:
+    """Those of language models are none, and a file with texts elsewhere may be either."""
+    folder = save_folder(tmp_path / "encoder")
+    decoder = texts / "model.onnx"
+
+    def made(model: Path, elsewhere: Path | None = None) -> Any:
+        return Offer("x", Job(model=model), ModelOptions(texts=elsewhere)).made(ServeLimits(), Metrics())
+
+    for model in (folder, folder / "model.onnx"):
+        found = made(model)
+        assert isinstance(found, TensorModel) and found.encoder is not None
+    alone = save_encoder(tmp_path / "alone.onnx")
+    assert isinstance(made(alone), TensorModel) and made(alone).encoder is None
+    assert made(alone, folder).encoder is not None
+    assert isinstance(made(texts), TextModel) and isinstance(made(decoder, texts), TextModel)
+    plain = made(decoder)
+    assert isinstance(plain, TensorModel) and plain.encoder is None
+    with pytest.raises(ConfigError, match="max-batch-size"):
+        Offer("x", Job(model=texts), ModelOptions(max_batch_size=2)).made(ServeLimits(), Metrics())
+    assert Offer("x", Job(model=folder), ModelOptions(max_batch_size=2)).made(ServeLimits(), Metrics())
+
+
+def test_slices_of_an_encoder(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "encoder")
+    slices = sliced(folder / "model.onnx", 2)
+    found = Offer("x", Job(model=slices), ModelOptions(texts=folder)).made(ServeLimits(), Metrics())
+    assert isinstance(found, TensorModel) and found.encoder is not None
 
 
 def test_each_graph_of_a_language_model_too(monkeypatch: pytest.MonkeyPatch) -> None:

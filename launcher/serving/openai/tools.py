@@ -1,0 +1,121 @@
+"""Calls of functions in chats: a text that follows the schema of a function's parameters is its arguments."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from launcher.generation.text.grammar import ANY_OBJECT
+from launcher.serving.bodies import bad, field_of, needed, said
+
+Json = dict[str, object]
+_MOST_TOOLS = 128
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAMED, _ANY = "function", "required"
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The functions that a chat may call, and the one that is called; None: the text says which one."""
+
+    given: list[Json]
+    """As the body has them, for the chat template."""
+    schema: str
+    """Of the text."""
+    name: str | None
+    _ids: dict[int, str] = field(default_factory=dict)
+
+    def call(self, index: int, text: str) -> Json | None:
+        """The call that a text is; None where it was cut off before that can be said."""
+        if self.name is not None:
+            return self._call(index, self.name, text)
+        try:
+            found = json.loads(text)
+        except ValueError:
+            return None
+        return self._call(index, found["name"], json.dumps(found["arguments"], ensure_ascii=False))
+
+    def _call(self, index: int, name: str, arguments: str) -> Json:
+        number = self._ids.setdefault(index, f"call_{uuid.uuid4().hex}")
+        return {"id": number, "type": _NAMED, "function": {"name": name, "arguments": arguments}}
+
+    def reason(self, ended: str) -> str:
+        """Why a text of these ended, as the protocol has it: a call that was asked for by name stops."""
+        return "tool_calls" if ended == "stop" and self.name is None else ended
+
+
+def tools_of(body: Mapping[str, object]) -> Tools | None:
+    """What a body says of functions; None where none can be called. Raises `RefusalError`."""
+    tools, choice = field_of(body, "tools", list), body.get("tool_choice")
+    if not tools:
+        if isinstance(choice, dict | list) or choice not in {None, "none", "auto"}:
+            raise bad("tool_choice: there are no tools; give some, or leave it out")
+        return None
+    if len(tools) > _MOST_TOOLS:
+        raise bad(f"tools: expected at most {_MOST_TOOLS}, found {len(tools)}")
+    schemas: dict[str, Json] = {}
+    for number, tool in enumerate(tools):
+        name, schema = _function(tool, f"tools[{number}].")
+        if name in schemas:
+            raise bad(f"tools[{number}].function.name: {said(name)} is there twice")
+        schemas[name] = schema
+    if choice == "none":
+        return None
+    if choice == _ANY:
+        return Tools(tools, json.dumps(_any_of(schemas)), None)
+    if isinstance(choice, dict) and choice.get("type") == _NAMED:
+        wanted = needed(needed(choice, _NAMED, dict, "tool_choice."), "name", str, "tool_choice.function.")
+        if wanted not in schemas:
+            raise bad(f"tool_choice.function.name: there is no tool {said(wanted)}")
+        return Tools(tools, json.dumps(schemas[wanted]), wanted)
+    raise bad(
+        f"tool_choice: expected required, none or a function, found {said(choice or 'auto')}: whether a text "
+        "is a call differs from model to model, so this server has no auto"
+    )
+
+
+def _function(tool: object, where: str) -> tuple[str, Json]:
+    """Name, and schema of the parameters, of a tool."""
+    if not isinstance(tool, dict) or tool.get("type") != _NAMED:
+        raise bad(f"{where}type: expected a function, found {said(tool)}")
+    function, where = needed(tool, _NAMED, dict, where), f"{where}function."
+    name = needed(function, "name", str, where)
+    if not _NAME.fullmatch(name):
+        raise bad(f"{where}name: expected 1 to 64 letters, digits, _ and -, found {said(name)}")
+    field_of(function, "description", str, where)
+    field_of(function, "strict", bool, where)
+    schema = field_of(function, "parameters", dict, where)
+    return name, json.loads(ANY_OBJECT) if schema is None else schema
+
+
+def _any_of(schemas: Mapping[str, Json]) -> Json:
+    """The schema of a call of any of these."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{name}"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for name in schemas
+    ]
+    return {
+        "$defs": {name: _moved(schema, f"#/$defs/{name}") for name, schema in schemas.items()},
+        "anyOf": calls,
+    }
+
+
+def _moved(schema: object, place: str) -> object:
+    """The same, where it stands at a place of another schema."""
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {}
+    for key, value in schema.items():
+        inner = key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/"))
+        found[key] = f"{place}{value[1:]}" if inner else _moved(value, place)
+    return found
