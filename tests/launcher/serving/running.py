@@ -22,6 +22,8 @@ class Running:
 
     url: str
     context: Context
+    grpc: str = ""
+    """Host and port of gRPC, if it has it."""
 
     @property
     def address(self) -> str:
@@ -42,9 +44,13 @@ def running(
     context = Context(repository, limits or ServeLimits(), metrics or Metrics(), **more)  # type: ignore[arg-type]
     ready, urls = threading.Event(), []
     with contextlib.ExitStack() as stack:
-        server, run = serving(
-            context, listening or Listening(port=0), lambda url: (urls.append(url), ready.set())
-        )
+
+        def told(url: str) -> None:
+            urls.append(url)
+            if url.startswith("http"):  # the last one
+                ready.set()
+
+        server, run = serving(context, listening or Listening(port=0), told)
 
         def work() -> None:
             try:
@@ -57,5 +63,5 @@ def running(
         stack.callback(thread.join, WAIT)
         stack.callback(setattr, server, "should_exit", True)
         assert ready.wait(WAIT) and urls
-        yield Running(urls[0], context)
+        yield Running(urls[-1], context, urls[0].partition("://")[2] if len(urls) > 1 else "")
     assert not thread.is_alive()
