@@ -13,7 +13,6 @@ from urllib.parse import unquote
 import grpc
 from starlette.requests import Request
 
-from launcher.serving.bodies import bad
 from launcher.serving.context import CLOSED, Call, Context, Frame
 from launcher.serving.grpc.schema import parsed
 from launcher.serving.refusals import RefusalError, refusal_of
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 PROTOCOL = "grpc"
 _MOST_TOLD = 1024
 """Characters of an error: clients take 8 KiB of metadata, in which one may take nine bytes."""
+_PUSHBACK = "grpc-retry-pushback-ms"
+"""Metadata by which clients that ask again of themselves know when."""
 _CODES: Mapping[HTTPStatus, grpc.StatusCode] = {
     HTTPStatus.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
     HTTPStatus.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
@@ -49,25 +50,26 @@ class Rpc(Protocol):
 
     def time_remaining(self) -> float | None: ...
 
-    def set_code(self, code: grpc.StatusCode) -> None: ...
+    def set_trailing_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None: ...
 
-    def set_details(self, details: str) -> None: ...
+    async def abort(
+        self, code: grpc.StatusCode, details: str, metadata: tuple[tuple[str, str], ...]
+    ) -> None: ...
 
-    def set_trailing_metadata(self, metadata: Sequence[tuple[str, str]]) -> None: ...
 
-
-class DroppedError(asyncio.CancelledError):
-    """Nobody is to wait for the client of a call any more; gRPC then resets it."""
+class UntakenError(RefusalError):
+    """A client has not taken an answer."""
 
 
 @dataclass
 class Conversation:
     """A call whose messages can be read and answered. ``patience``: seconds in which a client must take an
-    answer."""
+    answer; ``untaken``: the writing of one that it has not taken, and how many bytes that has."""
 
     call: Call
     rpc: Rpc
     patience: float
+    untaken: tuple[asyncio.Future[None], int] | None = None
 
     @property
     def context(self) -> Context:
@@ -90,16 +92,30 @@ class Conversation:
                 HTTPStatus.REQUEST_TIMEOUT, f"the message did not come within {seconds:g} s"
             ) from None
         if data is grpc.aio.EOF:
-            raise bad("expected a message, found none")
+            raise RefusalError(  # gRPC has already refused one that was too long, in words of its own
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"expected one message of at most {self.context.limits.body} bytes, found none",
+            )
         self.call.hold(len(data))
         return parsed(data, name)
 
     async def tell(self, message: Message) -> None:
-        """Sends an answer. Raises `DroppedError` where the client does not take it."""
+        """Sends an answer. Raises `UntakenError`, and `asyncio.CancelledError` where the client is gone."""
+        data = message.SerializeToString()
+        writing = asyncio.ensure_future(self.rpc.write(data))
         try:
-            await asyncio.wait_for(self.rpc.write(message.SerializeToString()), self.patience)
-        except asyncio.TimeoutError:
-            raise DroppedError from None
+            await asyncio.wait({writing}, timeout=self.patience)
+            if not writing.done():
+                self.untaken = writing, len(data)
+                raise UntakenError(
+                    HTTPStatus.REQUEST_TIMEOUT, f"the answer was not taken within {self.patience:g} s"
+                )
+            writing.result()
+        except grpc.aio.InternalError:
+            raise asyncio.CancelledError from None
+        finally:
+            if self.untaken is None:
+                writing.cancel()
 
 
 Work = Callable[[Conversation], Awaitable[None]]
@@ -126,20 +142,42 @@ class Calls:
 
     async def _answer(self, path: str, work: Work, rpc: Rpc, free: bool) -> None:
         call = self.frame.begun(_request_of(path, rpc))
-        trailing, status = [("x-request-id", call.id)], CLOSED
+        conversation = Conversation(call, rpc, self.patience)
+        status, refusal = CLOSED, None
         try:
             self.frame.check(call.request, free=free)
-            await work(Conversation(call, rpc, self.patience))
+            await work(conversation)
             status = HTTPStatus.OK.value
         except Exception as error:
             refusal = refusal_of(error)
             status = refusal.status.value
-            rpc.set_code(code_of(refusal))
-            rpc.set_details(str(refusal)[:_MOST_TOLD])
-            trailing += [(name.lower(), value) for name, value in refusal.headers.items()]
         finally:
             self.frame.ended(call, status)
-        rpc.set_trailing_metadata(trailing)
+        trailing = [("x-request-id", call.id)]
+        if refusal is None:
+            rpc.set_trailing_metadata(tuple(trailing))
+            return
+        trailing += [(name.lower(), value) for name, value in refusal.headers.items()]
+        if refusal.retry is not None:
+            trailing.append((_PUSHBACK, str(round(refusal.retry * 1000))))
+        await self._taken(conversation)
+        try:
+            await rpc.abort(code_of(refusal), str(refusal)[:_MOST_TOLD], tuple(trailing))
+        except grpc.aio.InternalError:  # it has ended already
+            raise asyncio.CancelledError from None
+
+    async def _taken(self, conversation: Conversation) -> None:
+        """Waits until an answer is taken, or its client is gone: gRPC keeps its bytes until then, and gives
+        up no stream whose client does not read."""
+        if conversation.untaken is None:
+            return
+        writing, size = conversation.untaken
+        self.frame.context.held += size
+        try:
+            await asyncio.wait({writing})
+        finally:
+            self.frame.context.held -= size
+            writing.cancel()
 
     def apart(self, conversation: Conversation) -> Call:
         """A call of its own for one of the messages of a stream."""

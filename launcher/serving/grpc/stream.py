@@ -12,7 +12,7 @@ import grpc
 
 from launcher.generation.sample import Done
 from launcher.serving.context import CLOSED, Call
-from launcher.serving.grpc.calls import Calls, Conversation, DroppedError
+from launcher.serving.grpc.calls import Calls, Conversation, UntakenError
 from launcher.serving.grpc.schema import classes, parsed
 from launcher.serving.grpc.tensors import read_question, write_answer
 from launcher.serving.kserve import routes, texts
@@ -80,11 +80,11 @@ class _Stream:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _some(self, *work: asyncio.Future[None] | asyncio.Future[bytes]) -> None:
-        """Waits until some of it is done, or all is over. Raises `DroppedError`."""
+        """Waits until some of it is done, or all is over. Raises `UntakenError`."""
         waits = {self._over} if not self._over.done() else set()
         await asyncio.wait({*work, *waits}, return_when=asyncio.FIRST_COMPLETED)
         if self._over.cancelled():
-            raise DroppedError
+            raise UntakenError(HTTPStatus.REQUEST_TIMEOUT, "an answer was not taken in time")
 
     async def _next(self) -> bytes | None:
         """The next message; None where there is none any more."""
@@ -109,13 +109,15 @@ class _Stream:
                 call.hold(size)
                 await self._respond(call, asked, before)
                 status = HTTPStatus.OK.value
+            except UntakenError:
+                raise
             except Exception as error:
                 refusal = refusal_of(error)
                 await self._refuse(asked, refusal, before)
                 status = refusal.status.value
-        except DroppedError:
+        except UntakenError:
             self._over.cancel()
-            raise
+            status = HTTPStatus.REQUEST_TIMEOUT.value
         finally:
             self._calls.frame.ended(call, status)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
+import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import onnxruntime
 import pytest
@@ -16,6 +19,8 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+import launcher
+from launcher.generation.model import LanguageModel
 from launcher.serving.grpc import messages
 from launcher.serving.grpc.schema import HEALTH, MESSAGES, METHODS, PARAMETER, SERVICE, classes
 from tests.launcher.serving.running import Running
@@ -212,3 +217,232 @@ def test_types_have_the_fields_of_the_messages() -> None:
             form = {"*": f"Repeated{many}FieldContainer[{single}]", "}": f"MessageMap[{single}]"}
             wanted[name][field] = form.get(said[-1], single)
     assert typed == wanted and PARAMETER in str(service_pb2.InferParameter.DESCRIPTOR.oneofs_by_name)
+
+
+def asked(**more: Any) -> Any:
+    """A request with typed values, as `wrong_requests` bend it."""
+    made = service_pb2.ModelInferRequest(model_name="rows", **more)
+    made.inputs.add(name="x", datatype="FP32", shape=[1, 8]).contents.fp32_contents.extend([0.5] * 8)
+    made.inputs.add(name="s", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"a")
+    return made
+
+
+def bent(change: str) -> Any:
+    made = asked()
+    exec(change, {"made": made, "x": made.inputs[0], "s": made.inputs[1]})
+    return made
+
+
+WRONG = [
+    ("made.model_name = 'nope'", "NOT_FOUND", "there is no model 'nope' here"),
+    ("made.model_version = '9'", "NOT_FOUND", "has no version '9'"),
+    ("x.shape[:] = [-1, 8]", "INVALID_ARGUMENT", "expected lengths"),
+    ("x.shape[:] = [1 << 60]", "INVALID_ARGUMENT", "into memory"),
+    ("x.shape[:] = [1 << 40, 1 << 40]", "INVALID_ARGUMENT", "into memory"),
+    ("x.shape[:] = [1] * 33", "INVALID_ARGUMENT", "at most 32"),
+    ("x.shape[:] = [2, 8]", "INVALID_ARGUMENT", "expected 16 values for the shape [2, 8], found 8"),
+    ("x.shape[:] = [8]", "INVALID_ARGUMENT", "'x'"),
+    ("x.datatype = 'FP31'", "INVALID_ARGUMENT", "expected one of BOOL"),
+    ("x.datatype = ''", "INVALID_ARGUMENT", "expected one of BOOL"),
+    ("x.datatype = 'FP64'", "INVALID_ARGUMENT", "in fp64_contents, found fp32_contents"),
+    ("x.datatype = 'FP16'", "INVALID_ARGUMENT", "send raw_input_contents"),
+    ("x.contents.int_contents.append(3)", "INVALID_ARGUMENT", "in fp32_contents, found int_contents"),
+    ("s.contents.bytes_contents[0] = b'\\xff'", "INVALID_ARGUMENT", "expected texts in UTF-8"),
+    ("s.name = 'x'", "INVALID_ARGUMENT", "is given twice"),
+    ("s.name = ''", "INVALID_ARGUMENT", "'s' is missing"),
+    ("del made.inputs[1]", "INVALID_ARGUMENT", "'s' is missing"),
+    ("del made.inputs[:]", "INVALID_ARGUMENT", "'x' is missing"),
+    ("made.inputs.add(name='z', datatype='FP32', shape=[0])", "INVALID_ARGUMENT", "no input 'z'"),
+    ("made.raw_input_contents.append(b'')", "INVALID_ARGUMENT", "each of the 2 inputs, found 1"),
+    ("made.raw_input_contents.extend([b''] * 2)", "INVALID_ARGUMENT", "excludes raw_input_contents"),
+    ("made.outputs.add(name='z')", "INVALID_ARGUMENT", "there is no output"),
+    ("[made.outputs.add(name='y') for _ in range(2)]", "INVALID_ARGUMENT", "asked for twice"),
+    (
+        "made.outputs.add(name='y').parameters['classification'].int64_param = 3",
+        "INVALID_ARGUMENT",
+        "gives tensors alone",
+    ),
+    (
+        "made.outputs.add(name='y').parameters['shared_memory_region'].string_param = 'a'",
+        "INVALID_ARGUMENT",
+        "no shared memory",
+    ),
+    ("x.parameters['shared_memory_region'].string_param = 'a'", "INVALID_ARGUMENT", "no shared memory"),
+    ("made.parameters['priority'].int64_param = -1", "INVALID_ARGUMENT", "priority: expected 0 to"),
+    ("made.parameters['priority'].uint64_param = 1 << 63", "INVALID_ARGUMENT", "priority: expected 0 to"),
+    ("made.parameters['priority'].string_param = 'high'", "INVALID_ARGUMENT", "expected a whole number"),
+    ("made.parameters['timeout'].double_param = 0.5", "INVALID_ARGUMENT", "expected a whole number"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "status", "said"), WRONG)
+def test_wrong_requests_get_one_sentence(stub: Any, rows: Path, change: str, status: str, said: str) -> None:
+    with pytest.raises(grpc.RpcError) as told:
+        stub.ModelInfer(bent(change), timeout=30)
+    details = told.value.details()
+    assert (told.value.code().name, said in details, "\n" in details) == (status, True, False), details
+    assert str(rows.parent) not in details
+    assert len(stub.ModelInfer(asked(), timeout=30).outputs) == 2
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff" * 9, b"\n\x05ab", b"\n\x02\xff\xff", b"*\xff\xff\xff\xff\x0f", b"\x0b" * 200]
+)
+def test_what_is_no_message(channel: grpc.Channel, data: bytes) -> None:
+    with pytest.raises(grpc.RpcError) as told:
+        channel.unary_unary(f"/{SERVICE}/ModelInfer")(data, timeout=30)
+    assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert told.value.details() == "the message is no ModelInferRequest of protobuf"
+
+
+def test_parameters_that_say_nothing_to_a_model(client: Any) -> None:
+    found = client.infer(
+        "rows", inputs(feeds(1)), sequence_id=7, sequence_start=True, sequence_end=True, priority=2,
+        timeout=30_000_000, parameters={"a": "text", "b": 0.5, "c": True, "d": 1}, client_timeout=30,
+    )  # fmt: skip
+    assert found.as_numpy("y").shape == (1, 16)
+
+
+def test_methods_that_there_are_not(client: Any) -> None:
+    with pytest.raises(triton.InferenceServerException) as told:
+        client.get_system_shared_memory_status()
+    assert told.value.status() == "StatusCode.UNIMPLEMENTED"
+
+
+def test_messages_beyond_the_limit(client: Any, server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    rows_ = server.context.limits.body // 32 + 1
+    arrays = {"x": np.zeros((rows_, 8), np.float32), "s": np.full(rows_, "", object)}
+    for packed in (None, "gzip"):
+        with pytest.raises(triton.InferenceServerException) as told:
+            client.infer("rows", inputs(arrays), compression_algorithm=packed)
+        assert told.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
+        assert "larger than max" in told.value.message()
+    assert client.infer("rows", inputs(feeds(1))).as_numpy("y").shape == (1, 16)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+class Stream:
+    """A stream of tritonclient, whose answers are read one after another."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self._came = client, queue.Queue[tuple[Any, Any]]()
+        client.start_stream(lambda result, error: self._came.put((result, error)))
+
+    def next(self) -> tuple[Any, Any]:
+        return self._came.get(timeout=60)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.stop_stream()
+
+
+@pytest.fixture
+def stream(server: Running) -> Iterator[tuple[Any, Stream]]:
+    with triton.InferenceServerClient(server.grpc) as own, Stream(own) as stream:
+        yield own, stream
+
+
+def test_answers_of_a_stream_come_in_order(stream: tuple[Any, Stream], plain: Any) -> None:
+    own, answers = stream
+    asked_for = [feeds(seed % 5, seed) for seed in range(80)]
+    for number, arrays in enumerate(asked_for):
+        name = "rows" if number != 7 else "nope"
+        own.async_stream_infer(name, inputs(arrays), request_id=str(number))
+    for number, arrays in enumerate(asked_for):
+        result, error = answers.next()
+        if number == 7:
+            assert result is None and "there is no model 'nope' here" in error.message()
+            continue
+        assert error is None and result.get_response().id == str(number)
+        assert result.get_response().parameters["triton_final_response"].bool_param
+        expected = plain.run(["y"], arrays)[0]
+        np.testing.assert_allclose(result.as_numpy("y"), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def model(texts: Path) -> Iterator[LanguageModel]:
+    with launcher.load_language_model(texts, ranks=1) as model:
+        yield model
+
+
+def prompt(text: str, **more: Any) -> list[Any]:
+    made = [triton.InferInput("text_input", [1], "BYTES")]
+    made[-1].set_data_from_numpy(np.array([text], object))
+    for name, value in more.items():
+        kind = "BOOL" if isinstance(value, bool) else "BYTES"
+        made.append(triton.InferInput(name, [1], kind))
+        made[-1].set_data_from_numpy(np.array([value], bool if kind == "BOOL" else object))
+    return made
+
+
+SAMPLING = json.dumps({"temperature": "0", "max_tokens": "12"})  # that backend's clients send texts
+
+
+def test_texts(client: Any, server: Running, model: LanguageModel) -> None:
+    expected = model.generate("hello world", max_new_tokens=12, temperature=0).finish()[0].text
+    found = client.infer("tiny", prompt("hello world", sampling_parameters=SAMPLING))
+    assert texts_of(found.as_numpy("text_output")) == [f"hello world{expected}"]
+    without = prompt("hello world", sampling_parameters=SAMPLING, exclude_input_in_output=True)
+    assert texts_of(client.infer("tiny", without).as_numpy("text_output")) == [expected]
+    assert next(one.name for one in client.get_model_metadata("tiny").inputs) == "text_input"
+    two = prompt("hello world", sampling_parameters='{"n": 2, "seed": 3, "max_tokens": 5}')
+    assert client.infer("tiny", two).as_numpy("text_output").shape == (2,)
+    sampling = {"name": "sampling_parameters", "shape": [1], "datatype": "BYTES", "data": [SAMPLING]}
+    text = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["hello world"]}
+    over_http = httpx.post(
+        f"{server.url}/v2/models/tiny/infer", json={"inputs": [text, sampling]}, timeout=60
+    ).json()
+    assert over_http["outputs"][0]["data"] == [f"hello world{expected}"]
+
+
+def test_texts_come_piece_by_piece(stream: tuple[Any, Stream], model: LanguageModel, plain: Any) -> None:
+    own, answers = stream
+    expected = model.generate("hello world", max_new_tokens=12, temperature=0).finish()[0].text
+    sent = prompt("hello world", stream=True, sampling_parameters=SAMPLING)
+    own.async_stream_infer("tiny", sent, request_id="a", enable_empty_final_response=True)
+    own.async_stream_infer("rows", inputs(feeds(2)), request_id="b")
+    pieces, others = [], 0
+    while True:
+        result, error = answers.next()
+        assert error is None
+        answer = result.get_response()
+        if answer.id == "b":
+            others += 1
+            continue
+        pieces += texts_of(result.as_numpy("text_output"))
+        if answer.parameters["triton_final_response"].bool_param:
+            break
+    assert "".join(pieces) == expected and len(pieces) > 2
+    assert answer.parameters["finish_reason"].string_param == "length"
+    assert others or answers.next()[0].get_response().id == "b"
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        ({"sampling_parameters": "[]"}, "expected a JSON object"),
+        ({"sampling_parameters": '{"max_tokens": 1000}'}, "max_tokens: expected 1 to 64"),
+        ({"stream": True}, "by gRPC's ModelStreamInfer"),
+        ({"stream": "yes"}, "'stream' must have dtype bool"),
+        ({"image": "x"}, "no input 'image'"),
+    ],
+)
+def test_wrong_requests_for_texts(client: Any, sent: dict[str, Any], said: str) -> None:
+    with pytest.raises(triton.InferenceServerException) as told:
+        client.infer("tiny", prompt("hello", **sent))
+    assert told.value.status() == "StatusCode.INVALID_ARGUMENT" and said in told.value.message()
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        ({"exclude_input_in_output": False}, "a stream holds what is new alone"),
+        ({"sampling_parameters": '{"n": 2}'}, "expected 1 for a stream"),
+    ],
+)
+def test_wrong_streams_of_texts(stream: tuple[Any, Stream], sent: dict[str, Any], said: str) -> None:
+    own, answers = stream
+    own.async_stream_infer("tiny", prompt("hello", stream=True, **sent))
+    assert said in answers.next()[1].message()
