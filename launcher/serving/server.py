@@ -51,18 +51,22 @@ class Listening:
 
     def socket(self) -> socket.socket:
         """A bound socket. Raises `LaunchError`, and `ConfigError` for no address."""
+        return self.bound(self.port, "--port")
+
+    def bound(self, port: int, flag: str) -> socket.socket:
+        """The same with another port, which ``flag`` gave."""
         if not self.host:  # which sockets take for all
             raise ConfigError("--host: expected an address, found none; 0.0.0.0 is all of this machine")
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         made = socket.socket(family, socket.SOCK_STREAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            made.bind((self.host, self.port))
+            made.bind((self.host, port))
         except (OSError, OverflowError, UnicodeError) as error:
             made.close()
             why = getattr(error, "strerror", None) or str(error)
             raise LaunchError(
-                f"--host {self.host} --port {self.port}: this address cannot be used ({why}): choose another "
+                f"--host {self.host} {flag} {port}: this address cannot be used ({why}): choose another "
                 "port, or 0 for a free one"
             ) from None
         return made
@@ -169,6 +173,8 @@ class Server(uvicorn.Server):
 
     def _told_to_end(self) -> None:
         self.force_exit = self.should_exit
+        if self.force_exit and self._door is not None:  # it may be waited for already
+            self._closing = asyncio.create_task(self._door.close(0))
         self._context.draining = self.should_exit = True
 
     async def watch(self) -> None:

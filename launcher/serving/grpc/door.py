@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from typing import TYPE_CHECKING
 
 import grpc
@@ -15,7 +17,7 @@ from launcher.serving.grpc.service import methods
 if TYPE_CHECKING:
     from launcher.serving.server import Listening
 
-_MOST_INT = (1 << 31) - 1
+_MOST_INT, _ALL_IPV4 = (1 << 31) - 1, "0.0.0.0"
 _PING_SECONDS, _ANSWER_SECONDS = 30, 20
 """How long a connection is silent before its client is asked whether it is still there, and how long it may
 take to answer."""
@@ -54,29 +56,42 @@ class Door:
         for service, handlers in methods(calls, self._ending).items():
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         address = f"[{host}]" if ":" in host else host
-        try:
-            port = self._bound(server, listening, address)
-        except RuntimeError:
-            raise LaunchError(
-                f"--host {listening.host} --grpc-port {listening.grpc_port}: this address cannot be used: "
-                "choose another port, or 0 for a free one"
-            ) from None
+        port = _bind(server, listening, host, address)
         await server.start()
         self._server = server
         return f"{'grpc' if listening.certificate is None else 'grpcs'}://{address}:{port}"
-
-    @staticmethod
-    def _bound(server: grpc.aio.Server, listening: Listening, address: str) -> int:
-        where = f"{address}:{listening.grpc_port}"
-        if listening.certificate is None or listening.key is None:
-            return int(server.add_insecure_port(where))
-        pair = listening.key.read_bytes(), listening.certificate.read_bytes()
-        clients = None if listening.clients is None else listening.clients.read_bytes()
-        credentials = grpc.ssl_server_credentials([pair], clients, clients is not None)
-        return int(server.add_secure_port(where, credentials))
 
     async def close(self, seconds: float) -> None:
         """Takes no more, and ends what is under way after so many seconds."""
         self._ending.set()
         if self._server is not None:
             await self._server.stop(seconds)
+
+
+def _bind(server: grpc.aio.Server, listening: Listening, host: str, address: str) -> int:
+    """Has the server listen; returns the port. Raises `LaunchError`."""
+    assert listening.grpc_port is not None
+    # A port that is taken is told in our words alone: gRPC would write some to standard error.
+    with listening.bound(listening.grpc_port, "--grpc-port") as free:
+        port = int(free.getsockname()[1])
+    with contextlib.ExitStack() as stack:
+        if host == _ALL_IPV4:
+            # gRPC would take this for all of IPv6, too, were that not taken.
+            other = stack.enter_context(socket.socket(socket.AF_INET6))
+            with contextlib.suppress(OSError):
+                other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                other.bind(("::", port))
+        try:
+            if listening.certificate is None or listening.key is None:
+                server.add_insecure_port(f"{address}:{port}")
+                return port
+            pair = listening.key.read_bytes(), listening.certificate.read_bytes()
+            clients = None if listening.clients is None else listening.clients.read_bytes()
+            credentials = grpc.ssl_server_credentials([pair], clients, clients is not None)
+            server.add_secure_port(f"{address}:{port}", credentials)
+            return port
+        except (OSError, RuntimeError):
+            raise LaunchError(
+                f"--host {listening.host} --grpc-port {port}: gRPC cannot listen here: choose another port, "
+                "or 0 for a free one"
+            ) from None

@@ -54,7 +54,7 @@ def numbers(*values: float) -> list[Any]:
 
 
 @contextlib.contextmanager
-def refused(status: str, said: str = "") -> Iterator[None]:
+def refused(status: str, said: str | None = None) -> Iterator[None]:
     with pytest.raises(triton.InferenceServerException, match=said) as told:
         yield
     assert told.value.status() == f"StatusCode.{status}"
@@ -99,7 +99,7 @@ def values_of(kind: str, shape: tuple[int, ...]) -> Any:
         bounds = np.iinfo(dtype)
         return np.array([bounds.min, bounds.max, 3, 0] * count, dtype)[:count].reshape(shape)
     if dtype == np.bool_:
-        return np.array([True, False, False] * count)[:count].reshape(shape)
+        return np.array([True, False, False] * count, bool)[:count].reshape(shape)
     return np.array([-0.0, np.inf, np.nan, 1.5] * count, dtype)[:count].reshape(shape)
 
 
@@ -250,18 +250,18 @@ def test_tokens_and_turns() -> None:
 
 
 def test_a_token_is_looked_at_before_a_message_is_read() -> None:
+    never = threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        never.wait(60)
+        yield b""
+
     with served(Played, tokens=Tokens((b"token-of-a",))) as (found, _, _):
-        with grpc.insecure_channel(found.grpc) as channel:
-            never = threading.Event()
-
-            def messages() -> Iterator[bytes]:
-                never.wait(60)
-                yield b""
-
-            with pytest.raises(grpc.RpcError) as told:
-                channel.stream_unary(INFER)(messages(), timeout=30)
-            assert told.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            never.set()
+        channel = grpc.insecure_channel(found.grpc)
+        with channel, pytest.raises(grpc.RpcError) as told:
+            channel.stream_unary(INFER)(messages(), timeout=30)
+        assert told.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        never.set()
 
 
 def test_metrics_and_logs(caplog: pytest.LogCaptureFixture) -> None:
@@ -510,3 +510,13 @@ def test_ports_that_are_taken_are_said_before_ranks_start() -> None:
         assert not started and client.infer("played", numbers(1)).as_numpy("y").tolist() == [2]
     with pytest.raises(ConfigError, match="expected two ports, found 9000 for both"):
         Listening(port=9000, grpc_port=9000).check()
+
+
+def test_all_of_ipv4_is_not_all_of_ipv6() -> None:
+    with served(Played, listening=Listening(host="0.0.0.0", port=0, grpc_port=0)) as (found, client, _):
+        assert client.infer("played", numbers(1)).as_numpy("y").tolist() == [2]
+        port = int(found.grpc.rpartition(":")[2])
+        if not Path("/proc/net/tcp6").exists():
+            pytest.skip("this machine has no IPv6")
+        listens = [line.split()[1] for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
+        assert not [address for address in listens if int(address.rpartition(":")[2], 16) == port]
