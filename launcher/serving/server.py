@@ -51,25 +51,7 @@ class Listening:
 
     def socket(self) -> socket.socket:
         """A bound socket. Raises `LaunchError`, and `ConfigError` for no address."""
-        return self.bound(self.port, "--port")
-
-    def bound(self, port: int, flag: str) -> socket.socket:
-        """The same with another port, which ``flag`` gave."""
-        if not self.host:  # which sockets take for all
-            raise ConfigError("--host: expected an address, found none; 0.0.0.0 is all of this machine")
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        made = socket.socket(family, socket.SOCK_STREAM)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            made.bind((self.host, port))
-        except (OSError, OverflowError, UnicodeError) as error:
-            made.close()
-            why = getattr(error, "strerror", None) or str(error)
-            raise LaunchError(
-                f"--host {self.host} {flag} {port}: this address cannot be used ({why}): choose another "
-                "port, or 0 for a free one"
-            ) from None
-        return made
+        return bound_at(self.host, self.port, "--port")
 
     def check(self) -> None:
         """Raises `ConfigError` for files that are no certificates, and one port for two."""
@@ -93,6 +75,25 @@ class Listening:
         """Where clients find it, but for the port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'http' if self.certificate is None else 'https'}://{host}"
+
+
+def bound_at(host: str, port: int, flag: str) -> socket.socket:
+    """A socket at this port, which ``flag`` gave. Raises `LaunchError`, and `ConfigError` for no address."""
+    if not host:  # which sockets take for all
+        raise ConfigError("--host: expected an address, found none; 0.0.0.0 is all of this machine")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+    except (OSError, OverflowError, UnicodeError) as error:
+        made.close()
+        why = getattr(error, "strerror", None) or str(error)
+        raise LaunchError(
+            f"--host {host} {flag} {port}: this address cannot be used ({why}): choose another "
+            "port, or 0 for a free one"
+        ) from None
+    return made
 
 
 @contextlib.contextmanager
@@ -225,21 +226,24 @@ def serving(
 ) -> tuple[Server, Callable[[], None]]:
     """The server, whose ``should_exit`` ends it, and what runs it. Raises `LaunchError` and `ConfigError`."""
     listening.check()
-    bound = listening.socket()
-    url = f"{listening.url}:{bound.getsockname()[1]}"
-    failed: list[BaseException] = []
-    door = None
+    door, free_port = None, 0
     if listening.grpc_port is not None:
         from launcher.serving.grpc.door import Door
 
         door = Door(context, _SLOW_SECONDS)
+        # A port that is taken is told in our words alone: gRPC would write some to standard error.
+        with bound_at(listening.host, listening.grpc_port, "--grpc-port") as free:
+            free_port = int(free.getsockname()[1])
+    bound = listening.socket()
+    url = f"{listening.url}:{bound.getsockname()[1]}"
+    failed: list[BaseException] = []
 
     @contextlib.asynccontextmanager
     async def life() -> AsyncIterator[None]:
         urls = [url]
         if door is not None:
             try:
-                urls.insert(0, await door.open(listening, bound.getsockname()[0]))
+                urls.insert(0, await door.open(listening, (bound.getsockname()[0], free_port)))
             except LaunchError as error:
                 failed.append(error)
                 server.should_exit = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import grpc
@@ -33,9 +34,9 @@ class Door:
         self._ending = asyncio.Event()
         self._server: grpc.aio.Server | None = None
 
-    async def open(self, listening: Listening, host: str) -> str:
-        """Answers from now on, at the address ``host`` that HTTP has; returns its URL. Raises `LaunchError`
-        where the port is taken."""
+    async def open(self, listening: Listening, where: tuple[str, int]) -> str:
+        """Answers from now on, at this address and port; returns its URL. Raises `LaunchError` where that
+        is taken."""
         limits = self._context.limits
         calls = Calls(Frame(self._context, PROTOCOL, lambda refusal: {}), self._patience)
         server = grpc.aio.server(
@@ -55,11 +56,19 @@ class Door:
         )
         for service, handlers in methods(calls, self._ending).items():
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-        address = f"[{host}]" if ":" in host else host
-        port = _bind(server, listening, host, address)
+        host, port = where
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        with _ipv4_alone(host, port):
+            try:
+                _listen(server, listening, address)
+            except (OSError, RuntimeError):
+                raise LaunchError(
+                    f"--host {listening.host} --grpc-port {port}: gRPC cannot listen here: choose another "
+                    "port, or 0 for a free one"
+                ) from None
         await server.start()
         self._server = server
-        return f"{'grpc' if listening.certificate is None else 'grpcs'}://{address}:{port}"
+        return f"{'grpc' if listening.certificate is None else 'grpcs'}://{address}"
 
     async def close(self, seconds: float) -> None:
         """Takes no more, and ends what is under way after so many seconds."""
@@ -68,30 +77,22 @@ class Door:
             await self._server.stop(seconds)
 
 
-def _bind(server: grpc.aio.Server, listening: Listening, host: str, address: str) -> int:
-    """Has the server listen; returns the port. Raises `LaunchError`."""
-    assert listening.grpc_port is not None
-    # A port that is taken is told in our words alone: gRPC would write some to standard error.
-    with listening.bound(listening.grpc_port, "--grpc-port") as free:
-        port = int(free.getsockname()[1])
+@contextlib.contextmanager
+def _ipv4_alone(host: str, port: int) -> Iterator[None]:
+    """gRPC takes all of IPv4 for all of IPv6, too, unless that is taken."""
     with contextlib.ExitStack() as stack:
         if host == _ALL_IPV4:
-            # gRPC would take this for all of IPv6, too, were that not taken.
-            other = stack.enter_context(socket.socket(socket.AF_INET6))
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # a machine without IPv6
+                other = stack.enter_context(socket.socket(socket.AF_INET6))
                 other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 other.bind(("::", port))
-        try:
-            if listening.certificate is None or listening.key is None:
-                server.add_insecure_port(f"{address}:{port}")
-                return port
-            pair = listening.key.read_bytes(), listening.certificate.read_bytes()
-            clients = None if listening.clients is None else listening.clients.read_bytes()
-            credentials = grpc.ssl_server_credentials([pair], clients, clients is not None)
-            server.add_secure_port(f"{address}:{port}", credentials)
-            return port
-        except (OSError, RuntimeError):
-            raise LaunchError(
-                f"--host {listening.host} --grpc-port {port}: gRPC cannot listen here: choose another port, "
-                "or 0 for a free one"
-            ) from None
+        yield
+
+
+def _listen(server: grpc.aio.Server, listening: Listening, address: str) -> None:
+    if listening.certificate is None or listening.key is None:
+        server.add_insecure_port(address)
+        return
+    pair = listening.key.read_bytes(), listening.certificate.read_bytes()
+    clients = None if listening.clients is None else listening.clients.read_bytes()
+    server.add_secure_port(address, grpc.ssl_server_credentials([pair], clients, clients is not None))
