@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from launcher.serving.bodies import bad
 from sharding.onnx_files.made_messages import Fields, message_classes
+from sharding.onnx_files.protobuf import MalformedError, fields
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -24,6 +25,9 @@ SERVICE, HEALTH = "inference.GRPCInferenceService", "grpc.health.v1.Health"
 PARAMETER = "parameter_choice"
 """The name of what one field of a parameter is set of."""
 _DURATION = "StatisticDuration"
+_MOST_FIELDS, _FEW_BYTES = 8192, 4096
+"""Fields of a message and of its tensors: each takes a hundred bytes, however few it came in. A message of so
+few bytes cannot have too many."""
 _PARAMETERS: Fields = {
     "bool_param": (1, "bool"), "int64_param": (2, "int64"), "string_param": (3, "string"),
 }  # fmt: skip
@@ -121,6 +125,28 @@ def classes() -> dict[str, type[Message]]:
 def parsed(data: bytes, name: str) -> Message:
     """The message in these bytes. Raises `RefusalError`."""
     try:
+        if len(data) > _FEW_BYTES:
+            _bound_fields(memoryview(data), name)
         return classes()[name].FromString(data)
-    except DecodeError:
+    except (DecodeError, MalformedError):
         raise bad(f"the message is no {name} of protobuf") from None
+
+
+def _bound_fields(data: memoryview, name: str) -> None:
+    """Raises `RefusalError` for a message of too many fields, before they take room."""
+    kinds = {number: kind.rstrip("*") for number, kind in MESSAGES[name].values()}
+    count = 0
+    for number, wire, _, start, end in fields(data, 0, len(data)):
+        within = wire == 2 and kinds.get(number) in MESSAGES
+        for _ in fields(data, start, end) if within else ():
+            count += 1
+            _refuse_above(count)
+        count += 1
+        _refuse_above(count)
+
+
+def _refuse_above(count: int) -> None:
+    if count > _MOST_FIELDS:
+        raise bad(
+            f"expected a message of at most {_MOST_FIELDS} fields with those of its tensors, found more"
+        )

@@ -23,8 +23,11 @@ import launcher
 from launcher.generation.model import LanguageModel
 from launcher.serving.grpc import messages
 from launcher.serving.grpc.schema import HEALTH, MESSAGES, METHODS, PARAMETER, SERVICE, classes
+from tests.launcher.serving.playing import until
 from tests.launcher.serving.running import Running
 from tests.launcher.serving.test_kserve import feeds
+
+INFER = f"/{SERVICE}/ModelInfer"
 
 
 @pytest.fixture(scope="module")
@@ -290,9 +293,39 @@ def test_wrong_requests_get_one_sentence(stub: Any, rows: Path, change: str, sta
 )
 def test_what_is_no_message(channel: grpc.Channel, data: bytes) -> None:
     with pytest.raises(grpc.RpcError) as told:
-        channel.unary_unary(f"/{SERVICE}/ModelInfer")(data, timeout=30)
+        channel.unary_unary(INFER)(data, timeout=30)
     assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert told.value.details() == "the message is no ModelInferRequest of protobuf"
+
+
+@pytest.mark.parametrize(
+    "data", [b"*\0" * 100_000, b"2\0" * 100_000, b":\0" * 9000, b"*\x02*\0" * 50_000, b'"\0' * 9000]
+)
+def test_messages_of_many_small_fields(channel: grpc.Channel, data: bytes) -> None:
+    with pytest.raises(grpc.RpcError) as told:
+        channel.unary_unary(INFER)(data, timeout=30)
+    assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "at most 8192 fields" in told.value.details()
+
+
+def test_messages_that_are_nearly_right(channel: grpc.Channel, stub: Any) -> None:
+    """Whatever bytes are sent, a client is told what is wrong with them, and the server goes on."""
+    random, right = np.random.default_rng(3), asked().SerializeToString()
+    waiting = []
+    for _ in range(300):
+        data = bytearray(right)
+        for _ in range(random.integers(1, 4)):
+            at = int(random.integers(len(data)))
+            if random.random() < 0.5:
+                data[at] = int(random.integers(256))
+            else:
+                data[at : at + 1] = random.bytes(int(random.integers(4)))
+        waiting.append(channel.unary_unary(INFER).future(bytes(data), timeout=60))
+    found = {one.code() for one in waiting}
+    codes = grpc.StatusCode
+    assert codes.INVALID_ARGUMENT in found
+    assert found <= {codes.OK, codes.INVALID_ARGUMENT, codes.NOT_FOUND}
+    assert len(stub.ModelInfer(asked(), timeout=30).outputs) == 2
 
 
 def test_parameters_that_say_nothing_to_a_model(client: Any) -> None:
@@ -417,6 +450,21 @@ def test_texts_come_piece_by_piece(stream: tuple[Any, Stream], model: LanguageMo
     assert "".join(pieces) == expected and len(pieces) > 2
     assert answer.parameters["finish_reason"].string_param == "length"
     assert others or answers.next()[0].get_response().id == "b"
+
+
+def test_a_text_ends_with_its_client(server: Running) -> None:
+    open_before = server.context.metrics.open._value.get()
+    sampling = json.dumps({"max_tokens": 64, "ignore_eos": True})
+    tiny = server.context.repository.models["tiny"]
+    before = tiny.numbers.succeeded
+    with triton.InferenceServerClient(server.grpc) as own:
+        stream = Stream(own)
+        for _ in range(8):
+            own.async_stream_infer("tiny", prompt("hello", stream=True, sampling_parameters=sampling))
+        assert stream.next()[1] is None
+        own.stop_stream(cancel_requests=True)
+    until(lambda: server.context.metrics.open._value.get() <= open_before)
+    assert tiny.numbers.succeeded - before < 8, "all texts were written to their ends"
 
 
 @pytest.mark.parametrize(
