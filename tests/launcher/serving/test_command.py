@@ -187,3 +187,16 @@ def children_of(children: Callable[[], list[psutil.Process]]) -> list[psutil.Pro
     with contextlib.suppress(psutil.NoSuchProcess):
         return children()
     return []
+
+
+def test_grpc_without_its_package(
+    rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from launcher.cli import main
+
+    for name in [name for name in sys.modules if name.startswith("launcher.serving.grpc.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    assert main(["serve", str(rows), "--port", "0", "--grpc-port", "0"]) == 2
+    error = capsys.readouterr().err
+    assert "needs the package grpc, which is not installed: `pip install 'shardrun[serve]'`" in error
