@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 PROTOCOL = "grpc"
-_MOST_TOLD = 1024
-"""Characters of an error: clients take 8 KiB of metadata, in which one may take nine bytes."""
+_MOST_TOLD = 600
+"""Characters of an error: clients take 8 KiB of metadata, in which one character may take twelve bytes."""
 _PUSHBACK = "grpc-retry-pushback-ms"
 """Metadata by which clients that ask again of themselves know when."""
 _CODES: Mapping[HTTPStatus, grpc.StatusCode] = {

@@ -25,6 +25,7 @@ import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from launcher.errors import ConfigError, LaunchError, RankFailedError
+from launcher.group.requests import PredictError
 from launcher.serving import server as module
 from launcher.serving.access import ACCESS, Tokens
 from launcher.serving.grpc.schema import HEALTH, SERVICE
@@ -520,3 +521,24 @@ def test_all_of_ipv4_is_not_all_of_ipv6() -> None:
             pytest.skip("this machine has no IPv6")
         listens = [line.split()[1] for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
         assert not [address for address in listens if int(address.rpartition(":")[2], 16) == port]
+
+
+@pytest.mark.parametrize("text", ["𝛼" * 5000, "a\nb\tc", "100 % ä"])
+def test_words_of_errors_arrive(text: str) -> None:
+    def act(values: list[float]) -> None:
+        raise PredictError(text)
+
+    with served(lambda: Played(act)) as (_, client, _):
+        with pytest.raises(triton.InferenceServerException) as told:
+            client.infer("played", numbers(1))
+        assert told.value.status() == "StatusCode.INVALID_ARGUMENT"
+        assert text.startswith(told.value.message()) and len(told.value.message()) == min(len(text), 600)
+
+
+@pytest.mark.parametrize("name", ["ä", "a\nb", "x" * 100_000, "../../etc/passwd", "rows/versions/1"])
+def test_names_that_are_none(mirror: tuple[Running, Any, TensorModel], name: str) -> None:
+    _, client, _ = mirror
+    with refused("NOT_FOUND", "there is no model .* here: there is played"):
+        client.infer(name, numbers(1))
+    with refused("NOT_FOUND"):
+        client.get_model_metadata(name)
