@@ -523,7 +523,7 @@ def test_all_of_ipv4_is_not_all_of_ipv6() -> None:
         assert not [address for address in listens if int(address.rpartition(":")[2], 16) == port]
 
 
-@pytest.mark.parametrize("text", ["𝛼" * 5000, "a\nb\tc", "100 % ä"])
+@pytest.mark.parametrize("text", ["𝛼" * 5000, "100 % ä"])
 def test_words_of_errors_arrive(text: str) -> None:
     def act(values: list[float]) -> None:
         raise PredictError(text)
