@@ -127,7 +127,7 @@ class _Stream:
         routes.specs_of(model)
         question = read_question(asked)
         if isinstance(model, TextModel) and (wanted := texts.asked(model, question.feeds)).stream:
-            stream, ready = await model.submit(wanted.prompt, wanted.options)
+            stream, ready = await texts.begun(model, wanted)
             call.closing.callback(stream.cancel)
             async for text, event in texts.pieces(model, stream, ready):
                 answer = write_answer(model, asked, question, texts.text_outputs([text]))

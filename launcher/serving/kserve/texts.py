@@ -37,6 +37,8 @@ _OPTIONAL = (
     TensorSpec(STREAM, _FLAG, (1,)), TensorSpec(SAMPLING, OBJECT, (1,)), TensorSpec(WITHOUT, _FLAG, (1,)),
 )  # fmt: skip
 _OUTPUTS = (TensorSpec(TEXT, OBJECT, (None,)),)
+_ELSEWHERE = {"prompt", "stream", "stream_options", "logprobs", "best_of", "echo", "suffix"}
+"""Fields of completions that an input says here, or that no output would answer."""
 
 
 def specs_of(model: TextModel) -> tuple[list[TensorSpec], list[TensorSpec]]:
@@ -61,6 +63,10 @@ def asked(model: TextModel, feeds: Mapping[str, Array]) -> TextQuestion:
     values = dict(zip((spec.name for spec in given), order_feeds(given, feeds), strict=True))
     prompt, stream = str(values[PROMPT][0]), STREAM in values and bool(values[STREAM][0])
     sampling = object_of(str(values[SAMPLING][0]).encode()) if SAMPLING in values else {}
+    if wrong := sorted(_ELSEWHERE & sampling.keys()):
+        raise bad(
+            f"{SAMPLING}.{wrong[0]}: this is not for models of tensors; leave it out, or ask under /v1/"
+        )
     found = {name: _number(value) if name != "stop" else value for name, value in sampling.items()}
     options = asked_of(found, model.limits, model.ready.model.manner, chat=False).options
     without = bool(values[WITHOUT][0]) if WITHOUT in values else stream
@@ -74,9 +80,14 @@ def asked(model: TextModel, feeds: Mapping[str, Array]) -> TextQuestion:
 def _number(value: object) -> object:
     """A number that came as a text, as clients of that backend send them."""
     if isinstance(value, str):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             return json.loads(value)
     return value
+
+
+async def begun(model: TextModel, question: TextQuestion) -> tuple[Stream, Speaking]:
+    """Has the model begin. Raises as `TextModel.submit` does."""
+    return await model.submit(question.prompt, question.options)
 
 
 async def answered(
@@ -87,7 +98,7 @@ async def answered(
     question = asked(model, feeds)
     if question.stream:
         raise bad(f"{STREAM}: texts come as they grow by gRPC's ModelStreamInfer and under /v1/ alone")
-    stream, ready = await model.submit(question.prompt, question.options)
+    stream, ready = await begun(model, question)
     try:
         dones = await asyncio.wait_for(finished(model, stream, ready), seconds)
     except asyncio.TimeoutError:

@@ -472,6 +472,12 @@ def test_a_text_ends_with_its_client(server: Running) -> None:
     [
         ({"sampling_parameters": "[]"}, "expected a JSON object"),
         ({"sampling_parameters": '{"max_tokens": 1000}'}, "max_tokens: expected 1 to 64"),
+        ({"sampling_parameters": '{"logprobs": 3}'}, "not for models of tensors"),
+        (
+            {"sampling_parameters": json.dumps({"temperature": "[" * 100_000})},
+            "temperature: expected a number",
+        ),
+        ({"sampling_parameters": json.dumps({"temperature": "NaN"})}, "not beyond all bounds"),
         ({"stream": True}, "by gRPC's ModelStreamInfer"),
         ({"stream": "yes"}, "'stream' must have dtype bool"),
         ({"image": "x"}, "no input 'image'"),
