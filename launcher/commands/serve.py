@@ -11,16 +11,17 @@ from launcher.commands.options import ABSENT, add_described, add_groups, whole
 from launcher.errors import ConfigError
 from launcher.job.options import ENCRYPTED, RANKS, SLICING, TYPES
 
-HELP = "serve models over HTTP: the Open Inference Protocol and OpenAI's"
+HELP = "serve models over HTTP and gRPC: the Open Inference Protocol and OpenAI's"
 DESCRIPTION = """\
 Starts the ranks of one or several models and answers requests: of every model by the Open Inference Protocol
-(KServe v2) under /v2/, of language models by OpenAI's under /v1/. http://HOST:PORT/ shows what it does and
-/metrics its numbers for Prometheus. Listens on this machine alone unless --host says otherwise. Ends in order
-with SIGTERM or Ctrl-C."""
+(KServe v2) under /v2/ and, with --grpc-port, over gRPC; of language models by OpenAI's under /v1/, too.
+http://HOST:PORT/ shows what it does and /metrics its numbers for Prometheus. Listens on this machine alone
+unless --host says otherwise. Ends in order with SIGTERM or Ctrl-C."""
 EPILOG = """\
 examples:
   shardrun serve model.onnx --ranks 2
   shardrun serve llama --ranks 2 --port 8080 --restart on-failure
+  shardrun serve model.onnx --ranks 2 --grpc-port 8001
   shardrun serve models.yaml --host 0.0.0.0 --token-file tokens --tls-certificate c.pem --tls-key k.pem
 
 a list of models (YAML or JSON) has for each the keys of a job file, and of how it is served:
@@ -55,6 +56,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="default: 8000; 0: a free one, which is said",
     )
     net.add_argument(
+        "--grpc-port", metavar="N", type=whole(0, 65535),
+        help="answer the Open Inference Protocol over gRPC at this port, too (default: none)",
+    )  # fmt: skip
+    net.add_argument(
         "--token-file",
         metavar="FILE",
         type=Path,
@@ -86,6 +91,9 @@ def run(args: argparse.Namespace) -> int:
     """Serves until a signal comes."""
     try:
         from launcher.serving import server
+
+        if args.grpc_port is not None:
+            import launcher.serving.grpc.door  # noqa: F401 - what it needs is missed now
     except ImportError as error:
         raise ConfigError(
             f"serving needs the package {error.name}, which is not installed: `pip install 'shardrun[serve]'`"
@@ -108,7 +116,9 @@ def run(args: argparse.Namespace) -> int:
     tokens = Tokens() if args.token_file is None else read_tokens(args.token_file)
     if args.access_log:
         client_log()
-    listening = server.Listening(args.host, args.port, args.tls_certificate, args.tls_key, args.tls_clients)
+    listening = server.Listening(
+        args.host, args.port, args.tls_certificate, args.tls_key, args.tls_clients, args.grpc_port
+    )
     names = ", ".join(repository.models)
 
     def ready(url: str) -> None:

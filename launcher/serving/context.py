@@ -83,7 +83,7 @@ class Call:
         """The request's body, within the limit."""
         request, limits = self.request, self.context.limits
         length, encoding = (request.headers.get(name) for name in ("content-length", "content-encoding"))
-        reading = read_body(request.stream(), limits.body, length, encoding, self._hold)
+        reading = read_body(request.stream(), limits.body, length, encoding, self.hold)
         try:
             return await asyncio.wait_for(reading, limits.seconds)
         except asyncio.TimeoutError:
@@ -91,7 +91,8 @@ class Call:
                 HTTPStatus.REQUEST_TIMEOUT, f"the body did not come within {limits.seconds:g} s"
             ) from None
 
-    def _hold(self, size: int) -> None:
+    def hold(self, size: int) -> None:
+        """Counts so many bytes more of it as under way. Raises `RefusalError` where there are too many."""
         context, most = self.context, self.context.limits.held
         if context.held + size > most and context.held > self._held:  # the only one may be larger
             context.metrics.refused.labels(self.model).inc()
@@ -149,24 +150,32 @@ class Frame:
 
         return endpoint
 
-    async def _answer(self, handler: Handler, request: Request, role: Role) -> ASGIApp:
-        context, authorization = self.context, request.headers.get("authorization")
-        client = client_of(authorization, request.client.host if request.client else "")
-        given = request.headers.get("x-request-id", "")
+    def begun(self, request: Request) -> Call:
+        """A request that has come, in a task of its own."""
+        context, headers = self.context, request.headers
+        given = headers.get("x-request-id", "")
         call = Call(
             context,
             request,
             given[:64] if given.isascii() and given.isprintable() and given else uuid.uuid4().hex,
-            client,
-            trace=context.traces.request(request.method, _route(request), request.headers),
+            client_of(headers.get("authorization"), request.client.host if request.client else ""),
+            trace=context.traces.request(request.method, _route(request), headers),
         )
-        # Each request has a task of its own, and so a context: whatever works for it finds these.
+        # Whatever works for it, in its task, finds these.
         USAGE.set(call.usage)
         CURRENT.set(call.trace)
         context.metrics.open.inc()
+        return call
+
+    def check(self, request: Request, role: Role) -> None:
+        """Raises `RefusalError` for a request of somebody who may not ask."""
+        check_site(request.method, request.headers.get("sec-fetch-site"))
+        self.context.tokens.check(request.headers.get("authorization"), role)
+
+    async def _answer(self, handler: Handler, request: Request, role: Role) -> ASGIApp:
+        context, call = self.context, self.begun(request)
         try:
-            check_site(request.method, request.headers.get("sec-fetch-site"))
-            context.tokens.check(authorization, role)
+            self.check(request, role)
             response = await handler(call)
         except ClientDisconnect:
             response = Response(status_code=CLOSED)

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,6 +23,9 @@ from launcher.errors import ConfigError, LaunchError
 from launcher.serving.app import application
 from launcher.serving.context import Context
 from launcher.serving.models import Model
+
+if TYPE_CHECKING:
+    from launcher.serving.grpc.door import Door
 
 log = logging.getLogger(__name__)
 
@@ -35,34 +39,24 @@ _MOST_HEAD = 1 << 19
 
 @dataclass(frozen=True)
 class Listening:
-    """Where a server listens. ``port`` 0: a free one. ``clients``: whose certificates clients must have."""
+    """Where a server listens. ``port`` 0: a free one. ``clients``: whose certificates clients must have;
+    ``grpc_port``: None for no gRPC."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     certificate: Path | None = None
     key: Path | None = None
     clients: Path | None = None
+    grpc_port: int | None = None
 
     def socket(self) -> socket.socket:
         """A bound socket. Raises `LaunchError`, and `ConfigError` for no address."""
-        if not self.host:  # which sockets take for all
-            raise ConfigError("--host: expected an address, found none; 0.0.0.0 is all of this machine")
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        made = socket.socket(family, socket.SOCK_STREAM)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            made.bind((self.host, self.port))
-        except (OSError, OverflowError, UnicodeError) as error:
-            made.close()
-            why = getattr(error, "strerror", None) or str(error)
-            raise LaunchError(
-                f"--host {self.host} --port {self.port}: this address cannot be used ({why}): choose another "
-                "port, or 0 for a free one"
-            ) from None
-        return made
+        return bound_at(self.host, self.port, "--port")
 
     def check(self) -> None:
-        """Raises `ConfigError` for files that are no certificates."""
+        """Raises `ConfigError` for files that are no certificates, and one port for two."""
+        if self.port and self.port == self.grpc_port:
+            raise ConfigError(f"--port and --grpc-port: expected two ports, found {self.port} for both")
         if (self.certificate is None) != (self.key is None):
             raise ConfigError("--tls-certificate and --tls-key belong together: give both")
         if self.clients is not None and self.certificate is None:
@@ -81,6 +75,25 @@ class Listening:
         """Where clients find it, but for the port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'http' if self.certificate is None else 'https'}://{host}"
+
+
+def bound_at(host: str, port: int, flag: str) -> socket.socket:
+    """A socket at this port, which ``flag`` gave. Raises `LaunchError`, and `ConfigError` for no address."""
+    if not host:  # which sockets take for all
+        raise ConfigError("--host: expected an address, found none; 0.0.0.0 is all of this machine")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+    except (OSError, OverflowError, UnicodeError) as error:
+        made.close()
+        why = getattr(error, "strerror", None) or str(error)
+        raise LaunchError(
+            f"--host {host} {flag} {port}: this address cannot be used ({why}): choose another "
+            "port, or 0 for a free one"
+        ) from None
+    return made
 
 
 @contextlib.contextmanager
@@ -124,9 +137,10 @@ class Server(uvicorn.Server):
     """uvicorn's server, which ends in order with SIGINT and SIGTERM, and keeps no connection that asks
     nothing."""
 
-    def __init__(self, config: uvicorn.Config, context: Context) -> None:
+    def __init__(self, config: uvicorn.Config, context: Context, door: Door | None = None) -> None:
         super().__init__(config)
-        self._context = context
+        self._context, self._door = context, door
+        self._closing: asyncio.Task[None] | None = None
         self._silent: dict[object, tuple[object, float]] = {}
 
     @contextlib.contextmanager
@@ -152,8 +166,16 @@ class Server(uvicorn.Server):
         if self.should_exit and not self.lifespan.should_exit:
             await self.shutdown(sockets)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Takes no more, and answers what is under way: on both ports at the same time."""
+        if self._door is not None:
+            self._closing = asyncio.create_task(self._door.close(self._context.limits.drain))
+        await super().shutdown(sockets)
+
     def _told_to_end(self) -> None:
         self.force_exit = self.should_exit
+        if self.force_exit and self._door is not None:  # it may be waited for already
+            self._closing = asyncio.create_task(self._door.close(0))
         self._context.draining = self.should_exit = True
 
     async def watch(self) -> None:
@@ -193,8 +215,8 @@ def with_patience(app: ASGIApp, seconds: float = _SLOW_SECONDS) -> ASGIApp:
 
 
 def serve(context: Context, listening: Listening, ready: Callable[[str], None]) -> None:
-    """Answers until a signal ends it; ``ready`` gets the address once all models are there. Raises what
-    loading them raises, and `LaunchError` where the address is taken."""
+    """Answers until a signal ends it; ``ready`` gets each address once all models are there, that of HTTP
+    last. Raises what loading them raises, and `LaunchError` where an address is taken."""
     _, run = serving(context, listening, ready)
     run()
 
@@ -204,29 +226,48 @@ def serving(
 ) -> tuple[Server, Callable[[], None]]:
     """The server, whose ``should_exit`` ends it, and what runs it. Raises `LaunchError` and `ConfigError`."""
     listening.check()
+    door, free_port = None, 0
+    if listening.grpc_port is not None:
+        from launcher.serving.grpc.door import Door
+
+        door = Door(context, _SLOW_SECONDS)
+        # A port that is taken is told in our words alone: gRPC would write some to standard error.
+        with bound_at(listening.host, listening.grpc_port, "--grpc-port") as free:
+            free_port = int(free.getsockname()[1])
     bound = listening.socket()
     url = f"{listening.url}:{bound.getsockname()[1]}"
     failed: list[BaseException] = []
 
     @contextlib.asynccontextmanager
     async def life() -> AsyncIterator[None]:
+        urls = [url]
+        if door is not None:
+            try:
+                urls.insert(0, await door.open(listening, (bound.getsockname()[0], free_port)))
+            except LaunchError as error:
+                failed.append(error)
+                server.should_exit = True
+
         async def load() -> None:
             try:
                 await context.repository.load_all(_loaded)
                 context.starting = False
-                ready(url)
+                for each in urls:
+                    ready(each)
             except Exception as error:
                 failed.append(error)
                 server.should_exit = True
 
-        works = (load(), server.watch(), context.repository.watch())
-        tasks = [asyncio.create_task(work) for work in works]
+        works = (load, server.watch, context.repository.watch)
+        tasks = [] if failed else [asyncio.create_task(work()) for work in works]
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if door is not None:
+                await door.close(0 if server.force_exit else context.limits.drain)
             await context.repository.close()
 
     limits = context.limits
@@ -241,7 +282,7 @@ def serving(
             ssl_ca_certs=None if listening.clients is None else str(listening.clients),
             ssl_cert_reqs=ssl.CERT_NONE if listening.clients is None else ssl.CERT_REQUIRED,
         ),
-        context,
+        context, door,
     )  # fmt: skip
 
     def run() -> None:

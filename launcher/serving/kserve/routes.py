@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from http import HTTPStatus
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING
@@ -15,14 +15,16 @@ from launcher.errors import LaunchError, RankFailedError
 from launcher.serving.access import Role
 from launcher.serving.bodies import bad, field_of, object_of, said
 from launcher.serving.context import Call, Context, Frame, json_response
-from launcher.serving.kserve.tensors import HEADER, described, read_question, write_answer
+from launcher.serving.kserve import texts
+from launcher.serving.kserve.tensors import HEADER, Question, described, read_question, write_answer
 from launcher.serving.models import Model, State
 from launcher.serving.refusals import RefusalError
 from launcher.serving.tensor_model import TensorModel
+from launcher.serving.text_model import TextModel
 
 if TYPE_CHECKING:
-    from launcher.group.model import ReadyModel
     from ranks.common.tensors import TensorSpec
+    from sharding.common.arrays import Array
 
 log = logging.getLogger(__name__)
 
@@ -66,28 +68,28 @@ def _model(call: Call) -> Model:
     return found
 
 
-def tensor_model(model: Model) -> TensorModel:
-    """The same, for a model of tensors. Raises `RefusalError` for one of texts."""
-    if not isinstance(model, TensorModel):
-        raise bad(f"the model {model.name!r} generates texts: ask for them under /v1/")
-    return model
+def server_metadata() -> dict[str, object]:
+    """What a server says of itself."""
+    return {"name": "shardrun", "version": version_of("shardrun"), "extensions": list(EXTENSIONS)}
 
 
 async def _server(call: Call) -> Response:
-    return json_response(
-        {"name": "shardrun", "version": version_of("shardrun"), "extensions": list(EXTENSIONS)}
-    )
+    return json_response(server_metadata())
 
 
 async def _live(call: Call) -> Response:
     return json_response({"live": True})
 
 
-async def _ready(call: Call) -> Response:
-    context = call.context
-    ready = not (context.starting or context.draining) and all(
+def is_ready(context: Context) -> bool:
+    """Whether all models may be asked."""
+    return not (context.starting or context.draining) and all(
         model.state in {State.READY, State.UNLOADED} for model in context.repository.models.values()
     )
+
+
+async def _ready(call: Call) -> Response:
+    ready = is_ready(call.context)
     return json_response({"ready": ready}, 200 if ready else 503)
 
 
@@ -97,25 +99,33 @@ async def _model_ready(call: Call) -> Response:
     return json_response({"name": model.name, "ready": ready}, 200 if ready else 503)
 
 
-def _specs(model: TensorModel) -> ReadyModel:
-    return model.ready
+def specs_of(model: Model) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """Inputs, with those that may be left out, and outputs. Raises `RefusalError` for a model that is not
+    ready."""
+    if isinstance(model, TextModel):
+        return texts.specs_of(model)
+    assert isinstance(model, TensorModel)
+    found = model.ready
+    return [*found.inputs, *found.optional_inputs], list(found.outputs)
+
+
+def model_metadata(model: Model) -> dict[str, object]:
+    """What is said of a model."""
+    inputs, outputs = specs_of(model)
+    return {
+        "name": model.name, "versions": [model.version], "platform": "onnxruntime_onnx",
+        "inputs": [described(spec) for spec in inputs],
+        "outputs": [described(spec) for spec in outputs],
+    }  # fmt: skip
 
 
 async def _metadata(call: Call) -> Response:
-    model = tensor_model(_model(call))
-    found = _specs(model)
-    return json_response(
-        {
-            "name": model.name, "versions": [model.version], "platform": "onnxruntime_onnx",
-            "inputs": [described(spec) for spec in (*found.inputs, *found.optional_inputs)],
-            "outputs": [described(spec) for spec in found.outputs],
-        }
-    )  # fmt: skip
+    return json_response(model_metadata(_model(call)))
 
 
-async def _config(call: Call) -> Response:
-    model = tensor_model(_model(call))
-    found = _specs(model)
+def model_config(model: Model) -> dict[str, object]:
+    """The same in the words of Triton's configurations."""
+    inputs, outputs = specs_of(model)
 
     def entry(spec: TensorSpec) -> dict[str, object]:
         own = described(spec)
@@ -125,13 +135,15 @@ async def _config(call: Call) -> Response:
             "dims": own["shape"],
         }
 
-    return json_response(
-        {
-            "name": model.name, "platform": "onnxruntime_onnx", "max_batch_size": 0,
-            "input": [entry(spec) for spec in (*found.inputs, *found.optional_inputs)],
-            "output": [entry(spec) for spec in found.outputs],
-        }
-    )  # fmt: skip
+    return {
+        "name": model.name, "platform": "onnxruntime_onnx", "max_batch_size": 0,
+        "input": [entry(spec) for spec in inputs],
+        "output": [entry(spec) for spec in outputs],
+    }  # fmt: skip
+
+
+async def _config(call: Call) -> Response:
+    return json_response(model_config(_model(call)))
 
 
 def _triton(datatype: str) -> str:
@@ -139,19 +151,29 @@ def _triton(datatype: str) -> str:
 
 
 async def _infer(call: Call) -> Response:
-    model = tensor_model(_model(call))
-    found = _specs(model)
-    specs = [*found.inputs, *found.optional_inputs]
-    question = read_question(await call.body(), call.request.headers.get(HEADER), specs)
-    priority = _whole(question.parameters, "priority")
-    timeout = _whole(question.parameters, "timeout")  # microseconds, as Triton has it
-    seconds = timeout / 1e6 if timeout else None
-    work = model.predict(question.feeds, client=call.client, priority=priority, seconds=seconds)
-    outputs = await call.unless_gone(work)
+    model = _model(call)
+    inputs, _ = specs_of(model)
+    question = read_question(await call.body(), call.request.headers.get(HEADER), inputs)
+    outputs = await call.unless_gone(predicted(model, question, call.client))
     body, head = write_answer(model.name, model.version, question, outputs)
     if head is None:
         return Response(body, media_type="application/json")
     return Response(body, headers={HEADER: str(head)}, media_type="application/octet-stream")
+
+
+async def predicted(
+    model: Model, question: Question, client: str, left: float | None = None
+) -> Mapping[str, Array]:
+    """The outputs of a request. ``left``: seconds that its client waits, where that is known. Raises
+    `RefusalError`, and what the ranks raise."""
+    priority = _whole(question.parameters, "priority")
+    timeout = _whole(question.parameters, "timeout")  # microseconds, as Triton has it
+    limits = [limit for limit in (timeout / 1e6, left) if limit]
+    seconds = min(limits, default=None)
+    if isinstance(model, TextModel):
+        return await texts.answered(model, question.feeds, seconds)
+    assert isinstance(model, TensorModel)
+    return await model.predict(question.feeds, client=client, priority=priority, seconds=seconds)
 
 
 def _whole(parameters: Mapping[str, object], name: str) -> int:
@@ -161,7 +183,8 @@ def _whole(parameters: Mapping[str, object], name: str) -> int:
     return found
 
 
-def _numbers(model: Model) -> dict[str, object]:
+def model_numbers(model: Model) -> dict[str, object]:
+    """What a model has done so far."""
     own = model.numbers
     count = own.succeeded
 
@@ -180,33 +203,36 @@ def _numbers(model: Model) -> dict[str, object]:
 
 
 async def _statistics(call: Call) -> Response:
-    return json_response({"model_stats": [_numbers(_model(call))]})
+    return json_response({"model_stats": [model_numbers(_model(call))]})
 
 
 async def _all_statistics(call: Call) -> Response:
     return json_response(
-        {"model_stats": [_numbers(model) for model in call.context.repository.models.values()]}
+        {"model_stats": [model_numbers(model) for model in call.context.repository.models.values()]}
     )
+
+
+def models_listed(context: Context, ready: bool | None) -> list[object]:
+    """The models of a server. ``ready``: those alone that are."""
+    return [
+        {"name": model.name, "version": model.version, "state": model.state.value, "reason": ""}
+        for model in context.repository.models.values()
+        if not ready or model.state is State.READY
+    ]
 
 
 async def _index(call: Call) -> Response:
     data = await call.body()
     asked = field_of(object_of(data), "ready", bool) if data.strip() else False
-    shown: list[object] = [
-        {"name": model.name, "version": model.version, "state": model.state.value, "reason": ""}
-        for model in call.context.repository.models.values()
-        if not asked or model.state is State.READY
-    ]
-    return json_response(shown)
+    return json_response(models_listed(call.context, asked))
 
 
-async def _load(call: Call) -> Response:
-    data = await call.body()
-    if data.strip() and (parameters := field_of(object_of(data), "parameters", dict)):
+async def load(model: Model, parameters: Collection[str]) -> None:
+    """Loads a model. Raises `RefusalError`."""
+    if parameters:
         raise bad(
             f"parameters: this server loads what it was started with; leave out {said(sorted(parameters))}"
         )
-    model = _model(call)
     try:
         await model.load()
     except (LaunchError, RankFailedError) as error:
@@ -215,6 +241,12 @@ async def _load(call: Call) -> Response:
             HTTPStatus.SERVICE_UNAVAILABLE,
             f"the model {model.name!r} could not be loaded; the server's log says why",
         ) from None
+
+
+async def _load(call: Call) -> Response:
+    data = await call.body()
+    parameters = field_of(object_of(data), "parameters", dict) if data.strip() else None
+    await load(_model(call), parameters or {})
     return json_response({})
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, cast
@@ -79,22 +79,38 @@ def read_question(data: bytes, header: str | None, specs: Sequence[TensorSpec]) 
             raise bad(f"{HEADER}: expected the bytes of JSON, at most {len(data)}, found {said(header)}")
         length = int(header)
     body, rest = object_of(data[:length]), memoryview(data)[length:]
-    inputs = needed(body, "inputs", list)
     known = {spec.name: spec for spec in specs}
+
+    def read(item: Mapping[str, object], where: str) -> Array:
+        nonlocal rest
+        tensor, rest = _read_tensor(item, rest, where, known.get(str(item["name"])))
+        return tensor
+
+    question = question_of(body, read)
+    if len(rest):
+        raise bad(f"the body has {len(rest)} bytes more than its tensors take")
+    return question
+
+
+Read = Callable[[Mapping[str, object], str], "Array"]
+"""Gives the tensor of an input, which has a name; the text says where it is in the request."""
+
+
+def question_of(body: Mapping[str, object], read: Read) -> Question:
+    """The request that a body of JSON, or what has its fields, holds. Raises `RefusalError`."""
     feeds: dict[str, Array] = {}
-    for number, item in enumerate(inputs):
+    for number, item in enumerate(needed(body, "inputs", list)):
         where = f"inputs[{number}]."
         if not isinstance(item, dict):
             raise bad(f"inputs[{number}]: expected an object, found {said(item)}")
         name = needed(item, "name", str, where)
         if name in feeds:
             raise bad(f"{where}name: the input {said(name)} is given twice")
-        feeds[name], rest = _read_tensor(item, rest, where, known.get(name))
-    if len(rest):
-        raise bad(f"the body has {len(rest)} bytes more than its tensors take")
+        feeds[name] = read(item, where)
     parameters = field_of(body, "parameters", dict) or {}
     binary = bool(field_of(parameters, "binary_data_output", bool, "parameters."))
     wanted: list[Wanted] = []
+    named: set[str] = set()
     for number, item in enumerate(field_of(body, "outputs", list) or []):
         where = f"outputs[{number}]."
         if not isinstance(item, dict):
@@ -102,22 +118,34 @@ def read_question(data: bytes, header: str | None, specs: Sequence[TensorSpec]) 
         own = field_of(item, "parameters", dict, where) or {}
         if "classification" in own:
             raise bad(f"{where}parameters.classification: this server gives tensors alone; leave it out")
+        _refuse_shared(own, where)
         asked = field_of(own, "binary_data", bool, f"{where}parameters.")
         name = needed(item, "name", str, where)
-        if any(one.name == name for one in wanted):
+        if name in named:
             raise bad(f"{where}name: the output {said(name)} is asked for twice")
+        named.add(name)
         wanted.append(Wanted(name, binary if asked is None else asked))
     return Question(feeds, wanted, field_of(body, "id", str) or "", binary, parameters)
+
+
+def _refuse_shared(parameters: Mapping[str, object], where: str) -> None:
+    if "shared_memory_region" in parameters:
+        raise bad(f"{where}parameters.shared_memory_region: this server has no shared memory with clients")
+
+
+def declared(item: Mapping[str, object], where: str) -> tuple[list[int], DType, Mapping[str, object]]:
+    """Shape, element type and parameters of an input. Raises `RefusalError`."""
+    shape = _shape(needed(item, "shape", list, where), where)
+    dtype = dtype_of(needed(item, "datatype", str, where))
+    parameters: Mapping[str, object] = field_of(item, "parameters", dict, where) or {}
+    _refuse_shared(parameters, where)
+    return shape, dtype, parameters
 
 
 def _read_tensor(
     item: Mapping[str, object], rest: memoryview, where: str, spec: TensorSpec | None
 ) -> tuple[Array, memoryview]:
-    shape = _shape(needed(item, "shape", list, where), where)
-    dtype = dtype_of(needed(item, "datatype", str, where))
-    parameters = field_of(item, "parameters", dict, where) or {}
-    if "shared_memory_region" in parameters:
-        raise bad(f"{where}parameters.shared_memory_region: this server reads no shared memory of clients")
+    shape, dtype, parameters = declared(item, where)
     size = field_of(parameters, "binary_data_size", int, f"{where}parameters.")
     if size is None:
         return _from_json(needed(item, "data", list, where), dtype, shape, where, spec), rest
@@ -234,17 +262,23 @@ def described(spec: TensorSpec) -> dict[str, object]:
     return {"name": spec.name, "datatype": type_name(spec.dtype), "shape": [-1] if spec.open_rank else shape}
 
 
+def wanted_of(question: Question, outputs: Mapping[str, Array]) -> list[tuple[Wanted, Array]]:
+    """The outputs that are asked for. Raises `RefusalError` for one that there is not."""
+    found = []
+    for each in question.outputs or [Wanted(name, question.binary) for name in outputs]:
+        if each.name not in outputs:
+            raise bad(f"outputs: there is no output {said(each.name)}: there is {', '.join(outputs)}")
+        found.append((each, np.asarray(outputs[each.name])))
+    return found
+
+
 def write_answer(
     model: str, version: str, question: Question, outputs: Mapping[str, Array]
 ) -> tuple[bytes, int | None]:
     """The body of an answer, and the bytes of JSON in it where bytes follow. Raises `RefusalError` for an
     output that there is not."""
-    wanted = question.outputs or [Wanted(name, question.binary) for name in outputs]
     shown, tail = [], []
-    for each in wanted:
-        if each.name not in outputs:
-            raise bad(f"outputs: there is no output {said(each.name)}: there is {', '.join(outputs)}")
-        value = np.asarray(outputs[each.name])
+    for each, value in wanted_of(question, outputs):
         entry: dict[str, object] = {
             "name": each.name, "datatype": type_name(value.dtype), "shape": list(value.shape),
         }  # fmt: skip

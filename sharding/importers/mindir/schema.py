@@ -10,6 +10,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
+from sharding.onnx_files.made_messages import Fields, message_classes
+
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "shardrun.mindir"
 
-_MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
+_MESSAGES: dict[str, Fields] = {
     "External": {"location": (1, "string"), "offset": (2, "int64"), "length": (3, "int64")},
     "Tensor": {
         "dims": (1, "int64*"),
@@ -100,26 +102,7 @@ EXTERNAL_LOCATION, EXTERNAL_OFFSET, EXTERNAL_LENGTH = 1, 2, 3
 @lru_cache(maxsize=1)
 def messages() -> dict[str, type[Message]]:
     """The message classes by name: Model, Graph, Node, Attribute, Tensor, ..."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    file = descriptor_pb2.FileDescriptorProto(name="shardrun/mindir.proto", package=PACKAGE, syntax="proto2")
-    kinds = descriptor_pb2.FieldDescriptorProto
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for field, (number, kind) in fields.items():
-            repeated, plain = kind.endswith("*"), kind.rstrip("*")
-            entry = message.field.add(name=field, number=number)
-            entry.label = kinds.LABEL_REPEATED if repeated else kinds.LABEL_OPTIONAL
-            if plain in _MESSAGES:
-                entry.type, entry.type_name = kinds.TYPE_MESSAGE, f".{PACKAGE}.{plain}"
-            else:
-                entry.type = kinds.Type.Value(f"TYPE_{plain.upper()}")
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
-        for name in _MESSAGES
-    }
+    return message_classes(PACKAGE, _MESSAGES)
 
 
 def empty_model() -> Model:

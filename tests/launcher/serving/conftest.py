@@ -14,6 +14,7 @@ import launcher
 from launcher.serving.batching import Batching
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
+from launcher.serving.server import Listening
 from launcher.serving.tensor_model import TensorModel
 from launcher.serving.text_model import TextModel
 from tests.launcher.generation import tiny
@@ -64,5 +65,6 @@ def server(rows: Path, texts: Path) -> Iterator[Running]:
         batching=Batching(rows=8, seconds=0.05),
     )
     texts_ = TextModel("tiny", **how, open_model=lambda: launcher.load_language_model(texts, **start))
-    with running(tensors, texts_, limits=limits, metrics=metrics) as found:
+    listening = Listening(port=0, grpc_port=0)
+    with running(tensors, texts_, limits=limits, metrics=metrics, listening=listening) as found:
         yield found

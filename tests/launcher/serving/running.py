@@ -24,6 +24,8 @@ class Running:
     context: Context
     stop: Callable[[], None] = lambda: None
     """Ends it in order, and returns when it has ended."""
+    grpc: str = ""
+    """Host and port of gRPC, if it has it."""
 
     @property
     def address(self) -> str:
@@ -44,9 +46,13 @@ def running(
     context = Context(repository, limits or ServeLimits(), metrics or Metrics(), **more)  # type: ignore[arg-type]
     ready, urls = threading.Event(), []
     with contextlib.ExitStack() as stack:
-        server, run = serving(
-            context, listening or Listening(port=0), lambda url: (urls.append(url), ready.set())
-        )
+
+        def told(url: str) -> None:
+            urls.append(url)
+            if url.startswith("http"):  # the last one
+                ready.set()
+
+        server, run = serving(context, listening or Listening(port=0), told)
 
         def work() -> None:
             try:
@@ -64,5 +70,5 @@ def running(
             server.should_exit = True
             thread.join(WAIT)
 
-        yield Running(urls[0], context, stop)
+        yield Running(urls[-1], context, stop, urls[0].partition("://")[2] if len(urls) > 1 else "")
     assert not thread.is_alive()

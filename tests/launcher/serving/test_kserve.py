@@ -173,7 +173,7 @@ WRONG: list[tuple[Any, int, str]] = [
     (
         {"inputs": [{**X, "parameters": {"shared_memory_region": "a"}}]},
         400,
-        "reads no shared memory",
+        "has no shared memory",
     ),
 ]  # fmt: skip
 

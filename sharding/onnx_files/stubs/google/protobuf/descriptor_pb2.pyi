@@ -18,10 +18,20 @@ class FieldDescriptorProto(Message):
     label: int
     type: int
     type_name: str
+    oneof_index: int
+
+class OneofDescriptorProto(Message):
+    name: str
+
+class MessageOptions(Message):
+    map_entry: bool
 
 class DescriptorProto(Message):
     name: str
     field: RepeatedCompositeFieldContainer[FieldDescriptorProto]
+    nested_type: RepeatedCompositeFieldContainer[DescriptorProto]
+    oneof_decl: RepeatedCompositeFieldContainer[OneofDescriptorProto]
+    options: MessageOptions
 
 class FileDescriptorProto(Message):
     name: str

@@ -1,0 +1,1 @@
+"""The Open Inference Protocol (KServe's version 2) over gRPC."""

@@ -1,0 +1,544 @@
+"""gRPC's clients that wait too long, go away, ask too much, or have no token; ends of the server; types of
+tensors. The ranks are played."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from launcher.errors import ConfigError, LaunchError, RankFailedError
+from launcher.group.requests import PredictError
+from launcher.serving import server as module
+from launcher.serving.access import ACCESS, Tokens
+from launcher.serving.grpc.schema import HEALTH, SERVICE
+from launcher.serving.server import Listening
+from launcher.serving.tensor_model import TensorModel
+from tests.launcher.serving.playing import Gate, Played, played, until
+from tests.launcher.serving.running import Running
+from tests.launcher.serving.test_tls import sign
+
+LISTENING = Listening(port=0, grpc_port=0)
+INFER = f"/{SERVICE}/ModelInfer"
+
+
+@contextlib.contextmanager
+def served(open_group: Callable[[], Any], **how: Any) -> Iterator[tuple[Running, Any, TensorModel]]:
+    """Played ranks behind gRPC, and a client."""
+    how.setdefault("listening", LISTENING)
+    with played(open_group, **how) as (found, _, model):  # noqa: SIM117
+        with triton.InferenceServerClient(found.grpc) as client:
+            yield found, client, model
+
+
+def numbers(*values: float) -> list[Any]:
+    x = triton.InferInput("x", [len(values)], "FP32")
+    x.set_data_from_numpy(np.array(values, np.float32))
+    return [x]
+
+
+@contextlib.contextmanager
+def refused(status: str, said: str | None = None) -> Iterator[None]:
+    with pytest.raises(triton.InferenceServerException, match=said) as told:
+        yield
+    assert told.value.status() == f"StatusCode.{status}"
+
+
+class Answers:
+    """Answers of requests under way at the same time."""
+
+    def __init__(self) -> None:
+        self.came: list[tuple[Any, Any]] = []
+
+    def __call__(self, result: Any, error: Any) -> None:
+        self.came.append((result, error))
+
+
+TYPES = {
+    "BOOL": np.bool_, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64,
+    "INT8": np.int8, "INT16": np.int16, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16,
+    "BF16": ml_dtypes.bfloat16, "FP32": np.float32, "FP64": np.float64, "BYTES": object,
+}  # fmt: skip
+
+
+class Mirror(Played):
+    """Gives what it gets, of any type."""
+
+    def predict(self, feeds: Any) -> Any:
+        return dict(feeds)
+
+
+@pytest.fixture(scope="module")
+def mirror() -> Iterator[tuple[Running, Any, TensorModel]]:
+    with served(Mirror) as found:
+        yield found
+
+
+def values_of(kind: str, shape: tuple[int, ...]) -> Any:
+    dtype = np.dtype(TYPES[kind])
+    count = int(np.prod(shape))
+    if kind == "BYTES":
+        return np.array(["ä\0", "", "x" * 70_000, "\n"] * count, object)[:count].reshape(shape)
+    if dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        return np.array([bounds.min, bounds.max, 3, 0] * count, dtype)[:count].reshape(shape)
+    if dtype == np.bool_:
+        return np.array([True, False, False] * count, bool)[:count].reshape(shape)
+    return np.array([-0.0, np.inf, np.nan, 1.5] * count, dtype)[:count].reshape(shape)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0, 3), (1, 2, 2)])
+@pytest.mark.parametrize("kind", TYPES)
+def test_all_types_come_back_as_they_went(
+    mirror: tuple[Running, Any, TensorModel], kind: str, shape: tuple[int, ...]
+) -> None:
+    _, client, _ = mirror
+    sent = values_of(kind, shape)
+    x = triton.InferInput("x", list(shape), kind)
+    x.set_data_from_numpy(sent)
+    answer = client.infer("played", [x])
+    found = answer.as_numpy("x")
+    assert answer.get_output("x").datatype == kind
+    if kind == "BYTES":
+        found = np.array([text.decode() for text in found.ravel()], object).reshape(found.shape)
+        np.testing.assert_array_equal(found, sent)
+    else:
+        assert found.dtype == sent.dtype and found.tobytes() == sent.tobytes() and found.shape == shape
+
+
+FIELDS = {
+    "BOOL": "bool_contents", "BYTES": "bytes_contents", "FP32": "fp32_contents", "FP64": "fp64_contents",
+    "INT64": "int64_contents", "UINT64": "uint64_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_values_of_all_types_come_back_as_they_went(
+    mirror: tuple[Running, Any, TensorModel], kind: str
+) -> None:
+    found, _, _ = mirror
+    sent = values_of(kind, (1, 2, 2)).ravel().tolist()
+    asked = service_pb2.ModelInferRequest(model_name="played")
+    x = asked.inputs.add(name="x", datatype=kind, shape=[1, 2, 2])
+    field = getattr(x.contents, FIELDS[kind])
+    field.extend(text.encode() for text in sent) if kind == "BYTES" else field.extend(sent)
+    with grpc.insecure_channel(found.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        output = stub.ModelInfer(asked).outputs[0]
+        assert output.contents == x.contents and list(output.shape) == [1, 2, 2]
+        if kind in {"INT8", "UINT8", "INT16", "UINT16"}:
+            field[0] = 1 << 20
+            with pytest.raises(grpc.RpcError) as told:
+                stub.ModelInfer(asked)
+            assert "is outside" in told.value.details()
+        if kind != "BYTES":
+            asked.outputs.add(name="x")
+            x.ClearField("contents")
+            x.shape[:] = [1, 0]
+            empty = stub.ModelInfer(asked).outputs[0]
+            assert list(empty.shape) == [1, 0] and not empty.contents.ByteSize()
+
+
+def test_deadlines_and_time_outs_leave_the_queue() -> None:
+    gate, answers = Gate(), Answers()
+    with served(gate) as (_, client, model):
+        client.async_infer("played", numbers(1), answers)
+        assert gate.began.wait(30)
+        with refused("DEADLINE_EXCEEDED"):
+            client.infer("played", numbers(2), client_timeout=0.3)
+        until(lambda: model.waiting == 0)
+        with refused("DEADLINE_EXCEEDED", "did not answer within 0.2 s"):
+            client.infer("played", numbers(3), timeout=200_000)
+        under_way = client.async_infer("played", numbers(4), answers)
+        until(lambda: model.waiting == 1)
+        under_way.cancel()
+        until(lambda: model.waiting == 0)
+        gate.open.set()
+        assert client.infer("played", numbers(5)).as_numpy("y").tolist() == [10]
+        until(lambda: len(answers.came) == 2)
+    assert gate.seen == [1, 5]
+
+
+def test_more_than_may_wait_are_refused_at_once_and_may_come_again() -> None:
+    gate, answers = Gate(), Answers()
+    with served(gate, queue=2) as (found, client, model):
+        client.async_infer("played", numbers(0), answers)
+        assert gate.began.wait(30)
+        for number in (1, 2):
+            client.async_infer("played", numbers(number), answers)
+        until(lambda: model.waiting == 2)
+        asked = service_pb2.ModelInferRequest(model_name="played")
+        asked.inputs.add(name="x", datatype="FP32", shape=[1]).contents.fp32_contents.append(9)
+        with grpc.insecure_channel(found.grpc) as channel, pytest.raises(grpc.RpcError) as told:
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(asked)
+        assert told.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        trailing = dict(told.value.trailing_metadata())
+        assert int(trailing["retry-after"]) >= 1 and int(trailing["grpc-retry-pushback-ms"]) >= 1000
+        gate.open.set()
+        until(lambda: len(answers.came) == 3)
+    assert all(error is None for _, error in answers.came)
+
+
+def test_ranks_that_died_are_unavailable_and_not_described() -> None:
+    def act(values: list[float]) -> None:
+        raise RankFailedError("rank 1 on host a was killed by SIGKILL.", rank=1)
+
+    with served(lambda: Played(act)) as (_, client, _):
+        for said in ("ended before they answered", "has failed"):
+            with refused("UNAVAILABLE", said):
+                client.infer("played", numbers(1))
+        assert not client.is_server_ready() and client.is_server_live()
+
+
+def test_errors_that_nobody_foresaw_are_told_without_their_text(caplog: pytest.LogCaptureFixture) -> None:
+    def act(values: list[float]) -> None:
+        raise RuntimeError("secret of /home/me/models/x.onnx")
+
+    with served(lambda: Played(act)) as (_, client, _), refused("INTERNAL", "its log says why"):
+        client.infer("played", numbers(1))
+    assert "secret" in caplog.text
+
+
+def test_tokens_and_turns() -> None:
+    gate, answers = Gate(), Answers()
+    with served(gate, tokens=Tokens((b"token-of-a", b"token-of-b"))) as (found, client, model):
+
+        def send(token: str, number: float, **more: Any) -> None:
+            before = model.waiting
+            headers = {"authorization": f"Bearer {token}"}
+            client.async_infer("played", numbers(number), answers, headers=headers, **more)
+            until(lambda: gate.began.is_set() and (model.waiting == before + 1 or number == 0))
+
+        send("token-of-a", 0)
+        for number in (1, 2, 3):
+            send("token-of-a", number, priority=1)
+        send("token-of-b", 10, priority=1)
+        send("token-of-a", 5)
+        assert client.is_server_live() and client.is_server_ready()
+        with grpc.insecure_channel(found.grpc) as channel:
+            assert channel.unary_unary(f"/{HEALTH}/Check")(b"") == b"\x08\x01"
+        for headers in ({}, {"authorization": "Bearer token-of-c"}, {"authorization": "token-of-a"}):
+            with refused("UNAUTHENTICATED", "a token is needed"):
+                client.infer("played", numbers(1), headers=headers)
+            with refused("UNAUTHENTICATED"):
+                client.get_model_repository_index(headers=headers)
+        client.start_stream(answers)  # without a token
+        until(lambda: len(answers.came) == 1)
+        assert answers.came.pop()[1].status() == "StatusCode.UNAUTHENTICATED"
+        client.stop_stream()
+        gate.open.set()
+        until(lambda: len(answers.came) == 6)
+    assert gate.seen == [0, 5, 1, 10, 2, 3] and all(error is None for _, error in answers.came)
+
+
+def test_a_token_is_looked_at_before_a_message_is_read() -> None:
+    never = threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        never.wait(60)
+        yield b""
+
+    with served(Played, tokens=Tokens((b"token-of-a",))) as (found, _, _):
+        channel = grpc.insecure_channel(found.grpc)
+        with channel, pytest.raises(grpc.RpcError) as told:
+            channel.stream_unary(INFER)(messages(), timeout=30)
+        assert told.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        never.set()
+
+
+def test_metrics_and_logs(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, ACCESS), served(Played) as (found, client, _):
+        client.infer("played", numbers(1), headers={"x-request-id": "mine"})
+        with refused("NOT_FOUND"):
+            client.infer("nope", numbers(1))
+        text = httpx.get(f"{found.url}/metrics").text
+        assert 'shardrun_requests_total{model="played",protocol="grpc",status="200"} 1.0' in text
+        assert 'shardrun_requests_total{model="",protocol="grpc",status="404"} 1.0' in text
+        assert 'shardrun_request_seconds_count{model="played",protocol="grpc"} 1.0' in text
+        latest = httpx.get(f"{found.url}/status").json()["latest"]
+        assert [(one["path"], one["status"]) for one in latest] == [(INFER, 404), (INFER, 200)]
+        until(lambda: found.context.held == 0)
+    lines = [json.loads(record.message) for record in caplog.records if record.name == ACCESS]
+    assert [(one["path"], one["status"], one["client"]) for one in lines[:2]] == [
+        (INFER, 200, "127.0.0.1"), (INFER, 404, "127.0.0.1"),
+    ]  # fmt: skip
+    assert lines[0]["id"] == "mine" and lines[0]["model"] == "played"
+
+
+def test_what_is_under_way_is_answered_before_the_end() -> None:
+    gate, answers = Gate(), Answers()
+    with contextlib.ExitStack() as clients:
+        with played(gate, listening=LISTENING) as (found, _, _):
+            client = clients.enter_context(triton.InferenceServerClient(found.grpc))
+            idle = clients.enter_context(triton.InferenceServerClient(found.grpc))
+            of_idle = Answers()
+            idle.start_stream(of_idle)
+            client.start_stream(answers)
+            for number in (4, 5):
+                client.async_stream_infer("played", numbers(number))
+            other = Answers()
+            idle.async_infer("played", numbers(6), other)
+            assert gate.began.wait(30)
+            until(lambda: found.context.metrics.open._value.get() >= 5)
+            threading.Timer(0.5, gate.open.set).start()
+        until(lambda: len(answers.came) == 3 and len(other.came) == 1 and len(of_idle.came) == 1)
+        assert [result.as_numpy("y").tolist() for result, _ in answers.came[:2]] == [[8], [10]]
+        assert other.came[0][0].as_numpy("y").tolist() == [12]
+        for error in (answers.came[2][1], of_idle.came[0][1]):
+            assert error.status() == "StatusCode.UNAVAILABLE"
+
+
+def test_what_takes_longer_than_the_end_may_is_ended() -> None:
+    gate, answers = Gate(), Answers()
+    with contextlib.ExitStack() as clients:
+        with played(gate, listening=LISTENING, drain=0.5) as (found, _, _):
+            client = clients.enter_context(triton.InferenceServerClient(found.grpc))
+            client.async_infer("played", numbers(4), answers)
+            assert gate.began.wait(30)
+            threading.Timer(3, gate.open.set).start()
+        until(lambda: answers.came)
+        assert answers.came[0][1] is not None
+
+
+def test_a_stream_has_few_under_way_and_ends_with_its_client() -> None:
+    gate, answers = Gate(), Answers()
+    with served(gate) as (found, client, model):
+        client.start_stream(answers)
+        for number in range(100):
+            client.async_stream_infer("played", numbers(number))
+        assert gate.began.wait(30)
+        until(lambda: model.waiting == 31)  # with the one that is computed 32; the others are not read
+        assert httpx.get(f"{found.url}/v2/health/live").status_code == 200
+        assert model.waiting == 31
+        client.stop_stream(cancel_requests=True)
+        until(lambda: model.waiting == 0)
+        gate.open.set()
+        until(lambda: found.context.metrics.open._value.get() == 0)
+        assert found.context.held == 0
+
+
+def frame(kind: int, flags: int, stream: int, data: bytes = b"") -> bytes:
+    """A frame of HTTP/2."""
+    return struct.pack(">I", len(data))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + data
+
+
+def field(name: bytes, value: bytes) -> bytes:
+    """A header of HTTP/2 as it is."""
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+HEAD = b"\x83\x86" + field(b":path", INFER.encode()) + field(b":authority", b"a") + field(b"te", b"trailers")
+HEAD += field(b"content-type", b"application/grpc")
+BEGIN = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0)
+
+
+def connected(found: Running, data: bytes) -> socket.socket:
+    host, port = found.grpc.split(":")
+    made = socket.create_connection((host, int(port)))
+    made.settimeout(30)
+    made.sendall(data)
+    return made
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    """All that comes until the other side has closed it."""
+    parts = []
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def test_slow_silent_and_busy_clients_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SLOW_SECONDS", 0.5)
+
+    class Large(Played):
+        def predict(self, feeds: Any) -> Any:
+            return {"y": np.zeros(int(feeds["x"][0]), np.float32)}
+
+    asked = service_pb2.ModelInferRequest(model_name="played")
+    asked.inputs.add(name="x", datatype="FP32", shape=[1]).contents.fp32_contents.append(2_000_000)
+    data = asked.SerializeToString()
+    message = b"\0" + struct.pack(">I", len(data)) + data
+    with served(Large, idle=1.0, seconds=1.0) as (found, client, _), contextlib.ExitStack() as stack:
+        slow, silent, nothing, takes = (
+            stack.enter_context(connected(found, sent))
+            for sent in (
+                BEGIN + frame(1, 4, 1, HEAD) + frame(0, 0, 1, b"\0\0\0\1\0abc"),  # 256 bytes are to come
+                BEGIN,
+                b"",
+                BEGIN + frame(1, 4, 1, HEAD) + frame(0, 1, 1, message),
+            )
+        )
+        until(lambda: sorted(one["status"] for one in found.context.latest) == [408, 408])
+        assert found.context.held >= 8_000_000  # gRPC holds what nobody has taken
+        takes.close()
+        until(lambda: found.context.held == 0)
+        for one in (slow, silent, nothing):
+            until_closed(one)
+        flood = stack.enter_context(connected(found, BEGIN))
+        with contextlib.suppress(OSError):
+            for _ in range(50):
+                flood.sendall(frame(6, 0, 0, b"12345678"))
+        assert b"too_many_pings" in until_closed(flood)
+        client.infer("played", numbers(3))
+
+
+def test_more_connections_than_there_may_be() -> None:
+    with served(Played, connections=3) as (found, _, _), contextlib.ExitStack() as stack:
+        many = [stack.enter_context(connected(found, BEGIN)) for _ in range(8)]
+        kept = 0
+        for one in many:
+            with contextlib.suppress(OSError):
+                kept += bool(one.recv(1))
+        assert 1 <= kept <= 3
+
+
+def test_bodies_under_way_are_bounded() -> None:
+    gate, answers = Gate(), Answers()
+    with served(gate, held=10_000) as (_, client, model):
+        for number in (1, 2):
+            client.async_infer("played", numbers(*[number] * 1000), answers)
+            until(lambda: gate.began.is_set() and model.waiting == number - 1)  # noqa: B023
+        with refused("UNAVAILABLE", "under way already: ask again later"):
+            client.infer("played", numbers(*[3] * 1000))
+        gate.open.set()
+        until(lambda: len(answers.came) == 2)
+        assert client.infer("played", numbers(*[3] * 1000)).as_numpy("y").shape == (1000,)
+
+
+def test_many_clients_of_asyncio() -> None:
+    async def ask(address: str) -> list[list[float]]:
+        async def one(number: int) -> list[float]:
+            async with triton_aio.InferenceServerClient(address) as client:
+                found = await client.infer("played", numbers(number))
+                return list(found.as_numpy("y"))
+
+        return await asyncio.gather(*map(one, range(20)))
+
+    with served(Played) as (found, _, _):
+        assert asyncio.run(ask(found.grpc)) == [[2 * number] for number in range(20)]
+
+
+def test_streams_of_asyncio() -> None:
+    async def ask(address: str) -> list[list[float]]:
+        async with triton_aio.InferenceServerClient(address) as client:
+
+            async def requests() -> Any:
+                for number in range(5):
+                    yield {"model_name": "played", "inputs": numbers(number)}
+
+            return [
+                list(result.as_numpy("y"))
+                async for result, error in client.stream_infer(requests())
+                if not error
+            ]
+
+    with served(Played) as (found, _, _):
+        assert asyncio.run(ask(found.grpc)) == [[2 * number] for number in range(5)]
+
+
+def test_only_clients_whose_certificates_are_signed(tmp_path: Path) -> None:
+    authority = sign(tmp_path, "authority")
+    sign(tmp_path, "other")
+    own, friend = sign(tmp_path, "own", "authority"), sign(tmp_path, "friend", "authority")
+    stranger = sign(tmp_path, "stranger", "other")
+    listening = Listening(
+        port=0, grpc_port=0, certificate=own.certificate, key=own.key, clients=authority.certificate
+    )
+
+    def answer(address: str, client: Any) -> list[float]:
+        how = {"ssl": True, "root_certificates": str(authority.certificate)}
+        if client is not None:
+            how |= {"private_key": str(client.key), "certificate_chain": str(client.certificate)}
+        with triton.InferenceServerClient(address, **how) as made:
+            return list(made.infer("played", numbers(4), client_timeout=30).as_numpy("y"))
+
+    with played(Played, listening=listening) as (found, _, _):
+        assert answer(found.grpc, friend) == [8]
+        for wrong in (None, stranger):
+            with refused("UNAVAILABLE"):
+                answer(found.grpc, wrong)
+        with (
+            triton.InferenceServerClient(found.grpc) as plain,
+            pytest.raises(triton.InferenceServerException),
+        ):
+            plain.infer("played", numbers(4), client_timeout=30)
+        assert answer(found.grpc, friend) == [8]
+
+
+def test_ports_that_are_taken_are_said_before_ranks_start() -> None:
+    started: list[Played] = []
+
+    def open_group() -> Played:
+        started.append(Played())
+        return started[-1]
+
+    with served(Played) as (found, client, _):
+        taken = int(found.grpc.rpartition(":")[2])
+        from launcher.serving.context import Context
+        from launcher.serving.limits import ServeLimits
+        from launcher.serving.metrics import Metrics
+        from launcher.serving.models import Repository
+
+        limits, metrics = ServeLimits(), Metrics()
+        model = TensorModel("other", limits, metrics, open_group=open_group)  # type: ignore[arg-type]
+        with ThreadPoolExecutor(1) as threads:
+            context = Context(Repository({"other": model}), limits, metrics)
+            failed = threads.submit(
+                module.serve, context, Listening(port=0, grpc_port=taken), lambda url: None
+            ).exception(60)
+        assert isinstance(failed, LaunchError) and f"--grpc-port {taken}: this address" in str(failed)
+        assert not started and client.infer("played", numbers(1)).as_numpy("y").tolist() == [2]
+    with pytest.raises(ConfigError, match="expected two ports, found 9000 for both"):
+        Listening(port=9000, grpc_port=9000).check()
+
+
+def test_all_of_ipv4_is_not_all_of_ipv6() -> None:
+    with served(Played, listening=Listening(host="0.0.0.0", port=0, grpc_port=0)) as (found, client, _):
+        assert client.infer("played", numbers(1)).as_numpy("y").tolist() == [2]
+        port = int(found.grpc.rpartition(":")[2])
+        if not Path("/proc/net/tcp6").exists():
+            pytest.skip("this machine has no IPv6")
+        listens = [line.split()[1] for line in Path("/proc/net/tcp6").read_text().splitlines()[1:]]
+        assert not [address for address in listens if int(address.rpartition(":")[2], 16) == port]
+
+
+@pytest.mark.parametrize("text", ["𝛼" * 5000, "100 % ä"])
+def test_words_of_errors_arrive(text: str) -> None:
+    def act(values: list[float]) -> None:
+        raise PredictError(text)
+
+    with served(lambda: Played(act)) as (_, client, _):
+        with pytest.raises(triton.InferenceServerException) as told:
+            client.infer("played", numbers(1))
+        assert told.value.status() == "StatusCode.INVALID_ARGUMENT"
+        assert text.startswith(told.value.message()) and len(told.value.message()) == min(len(text), 600)
+
+
+@pytest.mark.parametrize("name", ["ä", "a\nb", "x" * 100_000, "../../etc/passwd", "rows/versions/1"])
+def test_names_that_are_none(mirror: tuple[Running, Any, TensorModel], name: str) -> None:
+    _, client, _ = mirror
+    with refused("NOT_FOUND", "there is no model .* here: there is played"):
+        client.infer(name, numbers(1))
+    with refused("NOT_FOUND"):
+        client.get_model_metadata(name)
