@@ -151,11 +151,11 @@ class Group(ReadyModel):
         return in_order(feeds, self.submit, ahead=check_ahead(ahead), timeout=timeout, errors=return_errors)
 
     async def predict_async(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """`predict` for an event loop, which goes on meanwhile; no thread waits. A task that is cancelled
-        gives its place up where its request waits."""
-        import asyncio
+        """`predict` for an event loop, which goes on meanwhile; no thread waits. The arrays must stay as they
+        are until then. A task that is cancelled gives its place up where its request waits."""
+        from launcher.group.serving.awaited import awaited
 
-        return await asyncio.wrap_future(self._submit_unbounded(feeds))
+        return await awaited(self._requests, self._tensors(feeds))
 
     def map_async(
         self,

@@ -9,7 +9,8 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeVar
@@ -18,8 +19,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from launcher.common.within import Within, taken_back, this_task
 from launcher.serving.access import ACCESS, Tokens, check_site, client_of
-from launcher.serving.bodies import object_of, read_body
+from launcher.serving.bodies import LARGE, object_of, read_body
 from launcher.serving.refusals import RETRY_SECONDS, RefusalError, refusal_of
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 access = logging.getLogger(ACCESS)
 _LATEST = 20
+_WATCH_SECONDS = 0.05
+"""So long a request takes before anybody looks whether its client is still there."""
 CLOSED = 499
 """The status in logs of a request whose client went away (as nginx has it)."""
 
@@ -49,7 +53,9 @@ class Context:
     latest: deque[dict[str, object]] = field(default_factory=lambda: deque(maxlen=_LATEST))
     """The latest requests, newest first."""
     held: int = 0
-    """Bytes of bodies under way."""
+    """Bytes of bodies and answers under way."""
+    working: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "shardrun bodies"))
+    """Where large bodies are read and written."""
 
 
 @dataclass
@@ -70,15 +76,16 @@ class Call:
         """The request's body, within the limit."""
         request, limits = self.request, self.context.limits
         length, encoding = (request.headers.get(name) for name in ("content-length", "content-encoding"))
-        reading = read_body(request.stream(), limits.body, length, encoding, self._hold)
         try:
-            return await asyncio.wait_for(reading, limits.seconds)
+            async with Within(limits.seconds):
+                return await read_body(request.stream(), limits.body, length, encoding, self.hold)
         except asyncio.TimeoutError:
             raise RefusalError(
                 HTTPStatus.REQUEST_TIMEOUT, f"the body did not come within {limits.seconds:g} s"
             ) from None
 
-    def _hold(self, size: int) -> None:
+    def hold(self, size: int) -> None:
+        """Counts so many bytes more of it as under way. Raises `RefusalError` where there are too many."""
         context, most = self.context, self.context.limits.held
         if context.held + size > most and context.held > self._held:  # the only one may be larger
             context.metrics.refused.labels(self.model).inc()
@@ -90,6 +97,12 @@ class Call:
         self._held += size
         context.held += size
 
+    def grow(self, size: int) -> None:
+        """What came of the body takes so many bytes instead; what is not large is not counted. Raises as
+        `hold` does."""
+        if size > max(self._held, LARGE):
+            self.hold(size - self._held)
+
     def release(self) -> None:
         """It has ended, however."""
         self.closing.close()
@@ -98,25 +111,43 @@ class Call:
 
     async def object(self) -> dict[str, object]:
         """The JSON object in the body."""
-        return object_of(await self.body())
+        data = await self.body()
+        return await self.apart(len(data), lambda: object_of(data))
+
+    async def apart(self, size: int, work: Callable[[], T]) -> T:
+        """What ``work`` gives on so many bytes. Many hold nobody else up: that is done in a thread, one at a
+        time, so that what it takes beside them is taken once."""
+        if size < LARGE:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.context.working, work)
 
     async def unless_gone(self, work: Awaitable[T]) -> T:
         """The result of ``work``, which is cancelled where the client goes away. The body must have been
         read. Raises `ClientDisconnect`."""
-        task = asyncio.ensure_future(work)
-        gone = asyncio.ensure_future(self._gone())
-        try:
-            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            raise ClientDisconnect
-        finally:
-            task.cancel()
-            gone.cancel()
+        task, gone = this_task(), False
+        watching: list[asyncio.Task[None]] = []
 
-    async def _gone(self) -> None:
-        while (await self.request.receive())["type"] != "http.disconnect":
-            pass
+        async def watch() -> None:
+            nonlocal gone
+            while (await self.request.receive())["type"] != "http.disconnect":
+                pass
+            gone = True
+            task.cancel()
+
+        # Most are answered before it pays to look.
+        timer = asyncio.get_running_loop().call_later(
+            _WATCH_SECONDS, lambda: watching.append(asyncio.ensure_future(watch()))
+        )
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if gone and taken_back(task):
+                raise ClientDisconnect from None
+            raise
+        finally:
+            timer.cancel()
+            for one in watching:
+                one.cancel()
 
 
 Handler = Callable[[Call], Awaitable[Response]]
@@ -163,26 +194,28 @@ class Frame:
             self.ended(call, CLOSED)
             raise
         response.headers["x-request-id"] = call.id
-        if isinstance(response, StreamingResponse):  # its end is when the last of it is sent
+        if isinstance(response, StreamingResponse) or len(response.body) >= LARGE:
+            # Its end is when the last of it is sent.
             return self._followed(call, response)
         self.ended(call, response.status_code)
         return response
 
-    def _followed(self, call: Call, response: StreamingResponse) -> ASGIApp:
+    def _followed(self, call: Call, response: Response) -> ASGIApp:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             whole = False
 
             async def noted(message: Message) -> None:
                 nonlocal whole
-                await send(message)
+                for piece in _pieces(message):
+                    await send(piece)
                 whole = message["type"] == "http.response.body" and not message.get("more_body", False)
 
             try:
                 await response(scope, receive, noted)
             finally:
                 self.ended(call, response.status_code if whole else CLOSED)
-                if isinstance(response.body_iterator, AsyncGenerator):
-                    await response.body_iterator.aclose()
+                if isinstance(body := getattr(response, "body_iterator", None), AsyncGenerator):
+                    await body.aclose()
 
         return answer
 
@@ -212,6 +245,15 @@ class Frame:
                     }
                 )
             )  # fmt: skip
+
+
+def _pieces(message: Message) -> Iterator[Message]:
+    """A message in pieces, of which the next one goes when the client has taken the one before."""
+    data = memoryview(message.get("body", b""))
+    last = max(0, len(data) - 1) // LARGE * LARGE
+    for at in range(0, last, LARGE):
+        yield {**message, "body": data[at : at + LARGE], "more_body": True}
+    yield {**message, "body": data[last:]} if last else message
 
 
 def json_response(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from launcher.common.within import Within
 from launcher.serving.batching import Batch, Batching
 from launcher.serving.fair_queue import FairQueue
 from launcher.serving.models import Served, is_loss
@@ -43,7 +43,6 @@ class TensorModel(Served["Group"]):
     batching: Batching = field(default_factory=Batching, kw_only=True)
     _queue: FairQueue[Request] = field(init=False)
     _worker: asyncio.Task[None] | None = None
-    _threads: ThreadPoolExecutor | None = None
 
     def __post_init__(self) -> None:
         self._queue = FairQueue(self.limits.queue)
@@ -65,7 +64,6 @@ class TensorModel(Served["Group"]):
 
     def _begin(self) -> None:
         if self._worker is None:
-            self._threads = ThreadPoolExecutor(1, thread_name_prefix="shardrun serve")
             self._worker = asyncio.create_task(self._work())
 
     async def _end(self) -> None:
@@ -76,9 +74,6 @@ class TensorModel(Served["Group"]):
         while (request := self._queue.take()) is not None:
             _fail(request, self._unloaded())
         self._tell_waiting()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
-            self._threads = None
 
     def _unloaded(self) -> RefusalError:
         return RefusalError(HTTPStatus.SERVICE_UNAVAILABLE, f"the model {self.name!r} was unloaded")
@@ -121,7 +116,8 @@ class TensorModel(Served["Group"]):
         self._queue.put(request, client, priority)
         self._tell_waiting()
         try:
-            return await asyncio.wait_for(answer, allowed)
+            async with Within(allowed):
+                return await answer
         except asyncio.TimeoutError:
             raise RefusalError(
                 HTTPStatus.GATEWAY_TIMEOUT, f"the model {self.name!r} did not answer within {allowed:g} s"
@@ -150,7 +146,7 @@ class TensorModel(Served["Group"]):
         batch.drop(lambda request: request.answer.done())
         if not batch.requests:
             return
-        loop, began = asyncio.get_running_loop(), time.monotonic_ns()
+        began = time.monotonic_ns()
         last = max(request.deadline for request in batch.requests)
         try:
             group = await self.until_ready(last)
@@ -159,11 +155,8 @@ class TensorModel(Served["Group"]):
                 _fail(request, refusal)
             return
 
-        def run() -> list[Arrays]:
-            return batch.split(group.predict(batch.feeds()))
-
         try:
-            answers = await loop.run_in_executor(self._threads, run)
+            answers = batch.split(await group.predict_async(batch.feeds()))
         except Exception as error:
             await self._failed(batch, group, error)
             return

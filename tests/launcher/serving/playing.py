@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -43,6 +44,9 @@ class Played:
     def predict(self, feeds: Any) -> Any:
         self.act(feeds["x"].tolist())
         return {"y": feeds["x"] * 2}
+
+    async def predict_async(self, feeds: Any) -> Any:
+        return await asyncio.to_thread(self.predict, feeds)
 
     def close(self) -> None:
         self.closed += 1
