@@ -25,6 +25,8 @@ from launcher.serving.bodies import LARGE, object_of, read_body
 from launcher.serving.refusals import RETRY_SECONDS, RefusalError, refusal_of
 
 if TYPE_CHECKING:
+    from prometheus_client import Counter, Histogram
+
     from launcher.serving.limits import ServeLimits
     from launcher.serving.metrics import Metrics
     from launcher.serving.models import Repository
@@ -162,6 +164,7 @@ class Frame:
     context: Context
     protocol: str
     error: ErrorBody
+    _counters: dict[tuple[str, int], tuple[Counter, Histogram]] = field(default_factory=dict)
 
     def __call__(self, handler: Handler, *, free: bool = False) -> Callable[[Request], Awaitable[ASGIApp]]:
         async def endpoint(request: Request) -> ASGIApp:
@@ -223,14 +226,13 @@ class Frame:
         """The last byte of an answer is on its way, or nobody waits for it."""
         call.release()
         seconds = time.perf_counter() - call.began
-        metrics = self.context.metrics
-        metrics.open.dec()
-        metrics.requests.labels(call.model, self.protocol, str(status)).inc()
-        metrics.seconds.labels(call.model, self.protocol).observe(seconds)
+        self.context.metrics.open.dec()
+        self._count(call.model, status, seconds)
+        path = str(call.request.scope["path"])
         if self.protocol not in {"page", "metrics"}:
             self.context.latest.appendleft(
                 {
-                    "time": time.time(), "model": call.model, "path": call.request.url.path[:80],
+                    "time": time.time(), "model": call.model, "path": path[:80],
                     "status": status, "seconds": seconds,
                 }
             )  # fmt: skip
@@ -240,11 +242,23 @@ class Frame:
                 json.dumps(
                     {
                         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "id": call.id, "client": call.client,
-                        "method": request.method, "path": request.url.path[:200], "model": call.model,
+                        "method": request.method, "path": path[:200], "model": call.model,
                         "status": status, "seconds": round(seconds, 6),
                     }
                 )
             )  # fmt: skip
+
+    def _count(self, model: str, status: int, seconds: float) -> None:
+        key = model, status
+        if key not in self._counters:  # models that there are, and statuses: a few
+            metrics = self.context.metrics
+            self._counters[key] = (
+                metrics.requests.labels(model, self.protocol, str(status)),
+                metrics.seconds.labels(model, self.protocol),
+            )
+        count, histogram = self._counters[key]
+        count.inc()
+        histogram.observe(seconds)
 
 
 def _pieces(message: Message) -> Iterator[Message]:

@@ -239,6 +239,7 @@ def serving(
         uvicorn.Config(
             application(context, life),
             http=Protocol, log_config=None, access_log=False, ws="none", lifespan="on", server_header=False,
+            proxy_headers=False,  # who says that he is somebody else would get a turn as such
             limit_concurrency=limits.connections + 1,  # it refuses the one that reaches this
             timeout_keep_alive=int(limits.idle),
             timeout_graceful_shutdown=int(limits.drain),

@@ -46,6 +46,7 @@ class TensorModel(Served["Group"]):
 
     def __post_init__(self) -> None:
         self._queue = FairQueue(self.limits.queue)
+        self._queued = self.metrics.queued.labels(self.name)
 
     def _start(self) -> Group:
         group = self.open_group()
@@ -79,7 +80,7 @@ class TensorModel(Served["Group"]):
         return RefusalError(HTTPStatus.SERVICE_UNAVAILABLE, f"the model {self.name!r} was unloaded")
 
     def _tell_waiting(self) -> None:
-        self.metrics.queued.labels(self.name).set(len(self._queue))
+        self._queued.set(len(self._queue))
 
     @property
     def waiting(self) -> int:

@@ -6,6 +6,7 @@ Source: KServe's "Open Inference Protocol (V2)" and its "Binary tensor data exte
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ _MOST_AXES, _MOST_VALUES = 32, 1 << 48
 _PIECE = 1 << 14
 
 
+@functools.lru_cache(64)  # numpy puts a name together each time
 def type_name(dtype: DType) -> str:
     """The protocol's name of a numpy type; BYTES for texts."""
     return "BYTES" if dtype.kind in "OUS" else _NAMES.get(dtype.name, dtype.name.upper())
