@@ -381,7 +381,9 @@ def tensors(name: str, model: Path, feeds: Feeds, arguments: argparse.Namespace,
             add("before", server, ["JSON", "binary"])
         for peer in serving_peer_models.PEERS if arguments.peers else ():
             if (how := peer.command(arguments.peers, name, model, ranks, folder)) is not None:
-                server = stack.enter_context(started(how, peer.ready, spins=peer.spins, env=peer.env))
+                server = stack.enter_context(
+                    started(how, peer.ready.replace("NAME", name), spins=peer.spins, env=peer.env)
+                )
                 add(peer.title, server, peer.kinds)
         return compared(found, name, arguments.clients, arguments)
 

@@ -124,10 +124,10 @@ def _mlserver(name: str, model: Path, ranks: int, folder: Path) -> list[str]:
 PEERS: Sequence[Peer] = (
     Peer("FastAPI", "fastapi/bin/python", _plain, "/openapi.json", ["JSON", "binary"]),
     Peer(
-        "MLServer", "mlserver/bin/mlserver", _mlserver, "/v2/health/ready", ["JSON"],
+        "MLServer", "mlserver/bin/mlserver", _mlserver, "/v2/models/NAME/ready", ["JSON"],
         env={"MLSERVER_HTTP_PORT": "PORT", "MLSERVER_GRPC_PORT": "0", "MLSERVER_METRICS_PORT": "0"},
     ),
-    Peer("Triton", "triton/bin/python", _triton, "/v2/health/ready", ["JSON", "binary"]),
+    Peer("Triton", "triton/bin/python", _triton, "/v2/models/NAME/ready", ["JSON", "binary"]),
 )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 python benchmarks/serving_triton.py MODEL.onnx THREADS PORT NAME
 """
 
-import contextlib
 import signal
 import sys
 import threading
@@ -39,7 +38,7 @@ def main() -> None:
         http_port=int(port), http_address="127.0.0.1", allow_grpc=False, allow_metrics=False, log_verbose=0,
         http_thread_count=2,
     )  # fmt: skip
-    with contextlib.closing(Triton(config=config)) as triton:
+    with Triton(config=config) as triton:
         triton.bind(
             model_name=name, infer_func=infer,
             inputs=list(map(tensor, session.get_inputs())), outputs=list(map(tensor, session.get_outputs())),
