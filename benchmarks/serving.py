@@ -1,26 +1,33 @@
-"""`shardrun serve` under load, beside the same ranks without a server, and other servers of the same models.
+"""`shardrun serve` under load, beside the same ranks without a server, and other servers of the same
+models.
 
-    python benchmarks/serving.py [--models tiny mobilenet_v2 bert_base language] [--clients 1 8 64] [--texts 1 8]
-        [--seconds 1.5] [--rounds 3] [--peers FOLDER] [--language FOLDER --weights FOLDER] [--before FOLDER] [--realtime]
-        [--quick] [--json FILE]
+    python benchmarks/serving.py [--models tiny mobilenet_v2 bert_base language] [--clients 1 8 64]
+        [--texts 1 8] [--seconds 1.5] [--rounds 3] [--peers FOLDER] [--language FOLDER --weights FOLDER]
+        [--before FOLDER] [--realtime] [--quick] [--json FILE]
 
 Contestants, each started once:
 
-- `group.predict`: the ranks in the process that asks, with a thread for each client: what all others are compared with
-- `serve, JSON`, `serve, binary`, `serve, gRPC`: `shardrun serve` in front of the same ranks, by the Open Inference Protocol
-- `FastAPI, JSON` and `binary`: benchmarks/serving_plain.py, ONNX Runtime with as many threads as there are ranks
-- `MLServer`, `Triton`: these servers around the same ONNX Runtime session (benchmarks/serving_peer_models.py)
+- `group.predict`: the ranks in the process that asks, with a thread for each client: what all others are
+  compared with
+- `serve, JSON`, `serve, binary`, `serve, gRPC`: `shardrun serve` in front of the same ranks, by the Open
+  Inference Protocol
+- `FastAPI, JSON` and `binary`: benchmarks/serving_plain.py, ONNX Runtime with as many threads as there are
+  ranks
+- `MLServer`, `Triton`: these servers around the same ONNX Runtime session
+  (benchmarks/serving_peer_models.py)
 - `vLLM`: its server for the CPU, tensor parallel, for the language model
 
 The last three are there where `scripts/serving_peers.sh FOLDER` has made their environments. Clients are of
-benchmarks/serving_load.py, in one process, over loopback. The contestants take turns in a new order each round, for `--seconds`
-each; those that would spin meanwhile are stopped. The first answer of each is compared with ONNX Runtime's.
+benchmarks/serving_load.py, in one process, over loopback. The contestants take turns in a new order each
+round, for `--seconds` each; those that would spin meanwhile are stopped. The first answer of each is
+compared with ONNX Runtime's.
 
-Printed are, over all rounds, median, 90th and 99th percentile of the waits, requests per second, the median's distance from
-`group.predict` and the part of its rate, and the processor time of a request (server and ranks, without the clients; of
-`group.predict` with them). Of texts: to the first token, between two, and tokens a second. Models: one product with a body of 1 KB,
-MobileNetV2 on a 224 x 224 picture, BERT-base on 128 words, and a language model (of scripts/generation_peers.sh: FOLDER is of GenAI's
-builder, WEIGHTS of transformers), whose texts are 64 tokens after a prompt of 128.
+Printed are, over all rounds, median, 90th and 99th percentile of the waits, requests per second, the
+median's distance from `group.predict` and the part of its rate, and the processor time of a request (server
+and ranks, without the clients; of `group.predict` with them). Of texts: to the first token, between two,
+and tokens a second. Models: one product with a body of 1 KB, MobileNetV2 on a 224 x 224 picture, BERT-base
+on 128 words, and a language model (of scripts/generation_peers.sh: FOLDER is of GenAI's builder, WEIGHTS of
+transformers), whose texts are 64 tokens after a prompt of 128.
 """
 
 from __future__ import annotations
@@ -118,8 +125,8 @@ def free_port() -> int:
 
 
 def first(root: int) -> None:
-    """Has a process and all below it go before ordinary processes, as on a machine at rest; and before those below
-    it, who wake it when they are done."""
+    """Has a process and all below it go before ordinary processes, as on a machine at rest, and before those
+    below it, which wake it."""
     for pid in used_below(root):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
@@ -180,15 +187,16 @@ def started(
     env: Mapping[str, str] | None = None,
     root: Path = HERE.parent,
 ) -> Iterator[Server]:
-    """A contestant that answers. ``root``: where this project lies; ``command``: PORT in it becomes its port; ``ready``: the path that says 200 when
-    it answers; without one it says "ready" on standard output."""
+    """A contestant that answers. ``command``: PORT in it becomes its port; ``ready``: the path that says 200
+    when it answers; without one it says "ready" on standard output; ``root``: where this project lies."""
     port = 0 if ready is None else free_port()
     words = [word.replace("PORT", str(port)) for word in command]
+    path = f"{root}:{HERE}"
     more = {key: value.replace("PORT", str(port)) for key, value in (env or {}).items()}
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE if ready is None else said, stderr=said,
-            text=True, start_new_session=True, cwd=root, env={**os.environ, "PYTHONPATH": f"{root}:{HERE}", **more},
+            text=True, start_new_session=True, cwd=root, env={**os.environ, "PYTHONPATH": path, **more},
         )  # fmt: skip
         server = Server(process, port, spins)
         try:
@@ -470,6 +478,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if arguments.quick:
         arguments.models, arguments.clients, arguments.seconds, arguments.rounds = ["tiny"], [1, 4], 0.2, 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

@@ -3,12 +3,13 @@
     python benchmarks/serving_group.py tensors MODEL.onnx INPUTS.npz RANKS
     python benchmarks/serving_group.py texts FOLDER - RANKS
 
-Each line on standard input is a load, as JSON, and is answered with what benchmarks/serving_load.py gives: so many threads each ask
-`Group.predict` for so many seconds, or each have the engine generate one text.
+Each line on standard input is a load, as JSON, and is answered with what benchmarks/serving_load.py gives:
+so many threads each ask `Group.predict` for so many seconds, or each have the engine generate one text.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import threading
@@ -61,7 +62,7 @@ def texts(folder: str, _: str, ranks: int) -> Callable[[dict[str, Any]], dict[st
             thread.start()
         for thread in threads:
             thread.join()
-        gaps = [(b - a) * 1e3 for times, _ in found for a, b in zip(times, times[1:], strict=False)]
+        gaps = [(b - a) * 1e3 for times, _ in found for a, b in itertools.pairwise(times)]
         return {
             "first": [(times[0] - began) * 1e3 for times, _ in found],
             "gaps": gaps, "tokens": sum(count for _, count in found), "seconds": time.perf_counter() - began,

@@ -2,16 +2,18 @@
 
     python benchmarks/serving_load.py
 
-Each line on standard input is a load, as JSON; each is answered with one line of JSON. ``kind`` "whole": each of so many ``clients`` sends the
-same request (``head`` and the file ``body``) to ``port`` again as soon as it has its answer, for so many
-``seconds``. All connections are in one thread, without any HTTP library, whose 0.1 to 1 ms a request would be
-measured as the server's; given are all waits. "stream": each client asks once for a text that comes in
-server-sent events; given are the waits for the first event and between two, and the tokens of all.
+Each line on standard input is a load, as JSON; each is answered with one line of JSON. ``kind`` "whole":
+each of so many ``clients`` sends the same request (``head`` and the file ``body``) to ``port`` again as
+soon as it has its answer, for so many ``seconds``. All connections are in one thread, without any HTTP
+library, whose 0.1 to 1 ms a request would be measured as the server's; given are all waits. "stream": each
+client asks once for a text that comes in server-sent events; given are the waits for the first event and
+between two, and the tokens of all.
 """
 
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import selectors
 import socket
@@ -214,7 +216,7 @@ def text(port: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
         connection.close()
     if not times or not tokens:
         raise Broken("a text without tokens")
-    gaps = [(late - early) * 1e3 for early, late in zip(times, times[1:], strict=False)]
+    gaps = [(late - early) * 1e3 for early, late in itertools.pairwise(times)]
     return {"first": (times[0] - began) * 1e3, "gaps": gaps, "tokens": tokens}
 
 

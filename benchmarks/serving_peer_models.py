@@ -136,8 +136,9 @@ def vllm(python: Path, weights: Path, ranks: int, length: int) -> list[str]:
     return [
         str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights),
         "--served-model-name", "language", "--dtype", "float32", "--tensor-parallel-size", str(ranks),
-        "--max-model-len", str(length), "--max-num-seqs", "8", "--enforce-eager", "--no-enable-prefix-caching",
-        "--disable-log-stats", "--host", "127.0.0.1", "--port", "PORT",
+        "--max-model-len", str(length), "--max-num-seqs", "8", "--enforce-eager",
+        "--no-enable-prefix-caching", "--disable-log-stats", "--uvicorn-log-level", "warning",
+        "--host", "127.0.0.1", "--port", "PORT",
     ]  # fmt: skip
 
 

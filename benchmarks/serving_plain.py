@@ -1,4 +1,4 @@
-"""A plain server of one model, as many are written: FastAPI, uvicorn and ONNX Runtime, for benchmarks/serving.py.
+"""A plain server of one model: FastAPI, uvicorn and ONNX Runtime, for benchmarks/serving.py.
 
     python benchmarks/serving_plain.py MODEL.onnx THREADS PORT
 
@@ -62,7 +62,7 @@ def application(session: onnxruntime.InferenceSession) -> FastAPI:
         )
 
     @app.post("/v2/models/{model}/infer")
-    async def infer(model: str, request: Request):  # noqa: ANN202
+    async def infer(model: str, request: Request):
         if (length := request.headers.get(HEADER)) is not None:
             return await run_in_threadpool(answer_binary, await request.body(), int(length))
         return await run_in_threadpool(answer_json, await request.json())

@@ -1,4 +1,5 @@
-"""Triton Inference Server in front of ONNX Runtime, for benchmarks/serving.py: PyTriton's build of it, whose models are functions in Python.
+"""Triton Inference Server in front of ONNX Runtime, for benchmarks/serving.py: PyTriton's build of it,
+whose models are functions in Python.
 
 python benchmarks/serving_triton.py MODEL.onnx THREADS PORT NAME
 """

@@ -1,12 +1,15 @@
 """Many requests to `shardrun serve` while its ranks are killed: no answer may be wrong, and none missing.
 
-    python benchmarks/soak.py [--requests 50000] [--kills 20] [--clients 16] [--ranks 2] [--seed 0] [--json FILE]
+    python benchmarks/soak.py [--requests 50000] [--kills 20] [--clients 16] [--ranks 2] [--seed 0]
+        [--json FILE]
 
-Clients of Python's own http.client ask a small model by the Open Inference Protocol, in JSON and binary in turn, each for other inputs,
-and compare every answer with ONNX Runtime's. Meanwhile a rank is killed (SIGKILL) again and again. A request that is refused (503 with
-Retry-After while ranks start again, 429) is asked again after a pause, as clients do; one whose connection ends without an answer is
-lost. Printed at each tenth: requests, refusals, restarts, and the memory (resident) of the process in front and of the ranks. Ends with
-exit code 1 for a wrong or lost answer, or where the process in front has grown by more than a fifth, and 16 MB, since the first tenth.
+Clients of Python's own http.client ask a small model by the Open Inference Protocol, in JSON and binary in
+turn, each for other inputs, and compare every answer with ONNX Runtime's. Meanwhile a rank is killed
+(SIGKILL) again and again. A request that is refused (503 with Retry-After while ranks start again, 429) is
+asked again after a pause, as clients do; one whose connection ends without an answer is lost. Printed at
+each tenth: requests, refusals, restarts, and the memory (resident) of the process in front and of the
+ranks. Ends with exit code 1 for a wrong or lost answer, or where the process in front has grown by more
+than a fifth, and 16 MB, since the first tenth.
 """
 
 from __future__ import annotations
@@ -84,12 +87,13 @@ def resident(pid: int) -> float:
 
 
 def ranks_of(pid: int) -> list[int]:
-    """The processes below a server."""
+    """The ranks of a server on this host, as they call themselves."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == pid and fields[0] != "Z":
+            named = path.with_name("cmdline").read_bytes().startswith(b"shardrun rank")
+            if int(fields[1]) == pid and fields[0] != "Z" and named:
                 found.append(int(path.parent.name))
     return sorted(found)
 
@@ -237,10 +241,8 @@ def soaked(arguments: argparse.Namespace) -> Tally:
             "--restart", f"on-failure:{max(1, 2 * arguments.kills)}",
         ]  # fmt: skip
         with started(command, "/v2/health/ready") as server:
-            soak = Soak(
-                server.port, server.process.pid, loads, arguments.requests, arguments.kills, arguments.clients,
-                random.Random(arguments.seed),
-            )  # fmt: skip
+            count, kills, seed = arguments.requests, arguments.kills, random.Random(arguments.seed)
+            soak = Soak(server.port, server.process.pid, loads, count, kills, arguments.clients, seed)
             soak.run()
         return soak.tally
 
@@ -257,12 +259,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
     began = time.perf_counter()
     tally = soaked(arguments)
     report = {
         "right": tally.right, "wrong": tally.wrong, "lost": tally.lost, "refused": dict(tally.refused),
         "kills": tally.kills, "memory": tally.memory, "seconds": time.perf_counter() - began,
-        "waits": dict(zip(("p50", "p99", "most"), np.percentile(tally.waits or [0], (50, 99, 100)), strict=True)),
+        "waits": list(np.percentile(tally.waits or [0], (50, 99, 100))),
     }  # fmt: skip
     for line in (*tally.wrong[:10], *tally.lost[:10]):
         print(line)
