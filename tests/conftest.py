@@ -40,6 +40,7 @@ SLOW = (
     "end_to_end/test_mindir.py",
     "end_to_end/test_models.py",
     "end_to_end/test_run_sh.py",
+    "end_to_end/test_serving_benchmarks.py",
     "launcher/clusters/",
     "launcher/commands/test_signals.py",
     "launcher/inspection/test_annotated_and_read_only.py",

@@ -29,6 +29,8 @@ from sharding.common.text import counted
 from sharding.onnx_files.given import GivenModel, is_path
 
 if TYPE_CHECKING:
+    import asyncio
+
     import onnx
     import onnx_ir as ir
     from typing_extensions import Unpack
@@ -134,6 +136,17 @@ class Group(ReadyModel):
         of the group, and keeps others from their answers as long as it takes.
         """
         return self._requests.submit(self._tensors(feeds), block=block)
+
+    async def predict_async(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """`predict` for an event loop, which goes on meanwhile; no thread waits. The arrays must stay as they
+        are until then. A task that is cancelled gives its place up where its request waits."""
+        return await self.submit_async(feeds)
+
+    def submit_async(self, feeds: Mapping[str, Array]) -> asyncio.Future[dict[str, Array]]:
+        """The same as a future of the event loop that runs: the request has its turn from now on."""
+        from launcher.group.serving.awaited import awaited
+
+        return awaited(self._requests, self._tensors(feeds))
 
     def _submit_unbounded(self, feeds: Mapping[str, Array]) -> Future[dict[str, Array]]:
         return self._requests.submit(self._tensors(feeds), bounded=False)

@@ -94,7 +94,7 @@ class Requests:
         except BaseException:
             self._teller.forget()
             raise
-        asked.future.add_done_callback(lambda future: self._drop(asked) if future.cancelled() else None)
+        asked.future.add_done_callback(lambda future: self.drop(asked) if future.cancelled() else None)
         with held_back():
             self._pump()
             if not asked.sent and self._again is None:
@@ -124,10 +124,7 @@ class Requests:
         """Starts a run: a step with these inputs, and more that the ranks make by themselves."""
         run = RanksRun(self, self._job)
         run.asked = Asked(wire.Kind.PREDICT, fields, tensors, run=run)
-        with held_back():
-            with self._state:
-                self._enter(run.asked, age)
-            self._pump()
+        self.begin(run.asked, age)
         return run
 
     def halt(self, run: RanksRun) -> None:
@@ -156,22 +153,24 @@ class Requests:
             self._pump()
 
     def _await(self, asked: Asked, age: int | None) -> wire.Message:
+        bell = threading.Lock()  # cheaper than a condition that all requests have in common
+        bell.acquire()
+        asked.ring = bell.release
         try:
-            with held_back():
-                with self._state:
-                    self._enter(asked, age)
-                self._pump()
-            while not asked.bell.acquire(timeout=halted.LOOK_SECONDS):
+            self.begin(asked, age)
+            while not bell.acquire(timeout=halted.LOOK_SECONDS):
                 self.look()
         except BaseException:  # Ctrl-C: the ranks may compute it to the end, for nobody
-            with held_back():
-                asked.abandoned = True
-                self._drop(asked)
+            self.drop(asked)
             raise
-        if asked.error is not None:
-            raise asked.error
-        assert asked.result is not None
-        return asked.result
+        return asked.answer
+
+    def begin(self, asked: Asked, age: int | None = None) -> None:
+        """Asks. Raises where there are no ranks, and none come."""
+        with held_back():
+            with self._state:
+                self._enter(asked, age)
+            self._pump()
 
     @property
     def ended(self) -> RankFailedError | LaunchError | None:
@@ -190,10 +189,11 @@ class Requests:
             self._lookout.moved()
         self._waiting.append(asked)
 
-    def _drop(self, asked: Asked) -> None:
+    def drop(self, asked: Asked) -> None:
         """Nobody wants the answer: a request that waits goes, one that is on its way is answered for
         nobody."""
-        with self._state:
+        with held_back(), self._state:
+            asked.abandoned = True
             if asked in self._waiting:
                 self._waiting.remove(asked)
                 self._space.notify()
@@ -326,7 +326,7 @@ class Requests:
         elif asked.future is not None:
             self._teller.tell(asked)
         else:
-            asked.bell.release()
+            asked.ring()
 
     # Ranks are lost, and others come.
 

@@ -10,7 +10,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from launcher.serving.context import Call, Context, Frame, json_response
 from launcher.serving.kserve.routes import routes as kserve_routes
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 def application(
     context: Context, lifespan: Callable[[], AbstractAsyncContextManager[None]] | None = None
-) -> Starlette:
+) -> ASGIApp:
     """What answers requests. ``lifespan``: what is there while it does."""
 
     @contextlib.asynccontextmanager
@@ -46,7 +47,19 @@ def application(
         *upkeep_routes(context, Updates(context.folders)),
         Route("/metrics", frame(_metrics)),
     ]
-    return Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: _refused})
+    others = Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: _refused})
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        # Frames catch all errors. So what has a route needs none of the layers that Starlette puts around it.
+        for route in routes if scope["type"] == "http" else ():
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(found)
+                await (await route.endpoint(Request(scope, receive)))(scope, receive, send)
+                return
+        await others(scope, receive, send)
+
+    return answer
 
 
 async def _metrics(call: Call) -> Response:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-import re
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from codecs import BOM_UTF8
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import TypeVar, cast
+
+import orjson
 
 from launcher.serving.refusals import RefusalError
 
 T = TypeVar("T")
+LARGE = 256 << 10
+"""Bytes of a body from which on others would notice if it were read, or written, between their requests."""
 _KINDS: Mapping[type, str] = {
     dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a whole number",
     float: "a number",
 }  # fmt: skip
 
 
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _PACKED = {"gzip", "x-gzip", "deflate"}
 
 
@@ -35,21 +39,21 @@ async def read_body(
     declared."""
     if declared is not None and declared.isdecimal() and int(declared) > most:
         raise _too_large(most, declared)
-    parts, size, unpacking = [], 0, _unpacking(encoding)
+    parts, size, came, unpacking = [], 0, 0, _unpacking(encoding)
     async for chunk in chunks:
-        part = chunk
-        if unpacking is not None:
-            try:
-                part = unpacking.decompress(chunk, most + 1 - size)
-            except zlib.error:
-                raise bad(f"the body is not what Content-Encoding says: {said(encoding)}") from None
-        size += len(part)
-        if size > most:
+        came += len(chunk)
+        if came > most:  # of which nothing may be left when it is unpacked
             raise _too_large(most, "more")
-        hold(len(part))
-        parts.append(part)
-    if unpacking is not None and (not unpacking.eof or unpacking.unused_data):
-        raise bad(f"the body is not what Content-Encoding says: {said(encoding)}, once and whole")
+        for part in [chunk] if unpacking is None else _unpacked(unpacking, chunk, encoding):
+            size += len(part)
+            if size > most:
+                raise _too_large(most, "more")
+            hold(len(part))
+            parts.append(part)
+            if unpacking is not None:  # little may hold much: others take their turns
+                await asyncio.sleep(0)
+    if unpacking is not None and not unpacking.eof:
+        raise _not_packed(encoding)
     return b"".join(parts)
 
 
@@ -65,6 +69,24 @@ def _unpacking(encoding: str | None) -> zlib._Decompress | None:
     return None
 
 
+def _unpacked(unpacking: zlib._Decompress, chunk: bytes, encoding: str | None) -> Iterator[bytes]:
+    """What a chunk holds, in parts that are not large."""
+    part = b""
+    while chunk or len(part) == LARGE:  # what was read may have more to give
+        try:
+            part = unpacking.decompress(chunk, LARGE)
+        except zlib.error:
+            raise _not_packed(encoding) from None
+        if unpacking.unused_data:
+            raise _not_packed(encoding)
+        chunk = unpacking.unconsumed_tail
+        yield part
+
+
+def _not_packed(encoding: str | None) -> RefusalError:
+    return bad(f"the body is not what Content-Encoding says: {said(encoding)}, once and whole")
+
+
 def _too_large(most: int, found: str) -> RefusalError:
     return RefusalError(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
@@ -72,17 +94,12 @@ def _too_large(most: int, found: str) -> RefusalError:
     )
 
 
-def _reject(text: str) -> None:
-    raise ValueError(f"{text} is no number of JSON")
-
-
 def object_of(data: bytes) -> dict[str, object]:
     """The JSON object of a body. Raises `RefusalError`."""
+    view = memoryview(data)[len(BOM_UTF8) if data.startswith(BOM_UTF8) else 0 :]
     try:
-        found = json.loads(data.decode("utf-8-sig"), parse_constant=_reject)
-        if _SURROGATE.search(data):  # half a character is no text for models, tokenizers and logs
-            json.dumps(found, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
+        found = orjson.loads(view)
+    except orjson.JSONDecodeError as error:
         raise bad(f"the body is no JSON: {error}"[:200]) from None
     if not isinstance(found, dict):
         raise bad(f"the body: expected a JSON object, found {said(found)}")

@@ -9,7 +9,8 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -19,13 +20,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from launcher.common.within import Within, taken_back, this_task
 from launcher.serving.access import ACCESS, Role, Tokens, check_site, client_of
-from launcher.serving.bodies import read_body
+from launcher.serving.bodies import LARGE, object_of, read_body
 from launcher.serving.refusals import RETRY_SECONDS, RefusalError, refusal_of
 from launcher.serving.seeing.traces import CURRENT, Trace, Traces
 from launcher.serving.seeing.usage import USAGE, Usage
 
 if TYPE_CHECKING:
+    from prometheus_client import Counter, Histogram
+
     from launcher.serving.limits import ServeLimits
     from launcher.serving.metrics import Metrics
     from launcher.serving.models import Model, Repository
@@ -34,6 +38,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 access = logging.getLogger(ACCESS)
 _LATEST = 20
+_WATCH_SECONDS = 0.05
+"""So long a request takes before anybody looks whether its client is still there."""
 CLOSED = 499
 """The status in logs of a request whose client went away (as nginx has it)."""
 
@@ -55,7 +61,9 @@ class Context:
     latest: deque[dict[str, object]] = field(default_factory=lambda: deque(maxlen=_LATEST))
     """The latest requests, newest first."""
     held: int = 0
-    """Bytes of bodies under way."""
+    """Bytes of bodies and answers under way."""
+    working: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "shardrun bodies"))
+    """Where large bodies are read and written."""
 
 
 @dataclass
@@ -83,9 +91,9 @@ class Call:
         """The request's body, within the limit."""
         request, limits = self.request, self.context.limits
         length, encoding = (request.headers.get(name) for name in ("content-length", "content-encoding"))
-        reading = read_body(request.stream(), limits.body, length, encoding, self.hold)
         try:
-            return await asyncio.wait_for(reading, limits.seconds)
+            async with Within(limits.seconds):
+                return await read_body(request.stream(), limits.body, length, encoding, self.hold)
         except asyncio.TimeoutError:
             raise RefusalError(
                 HTTPStatus.REQUEST_TIMEOUT, f"the body did not come within {limits.seconds:g} s"
@@ -104,29 +112,57 @@ class Call:
         self._held += size
         context.held += size
 
+    def grow(self, size: int) -> None:
+        """What came of the body takes so many bytes instead; what is not large is not counted. Raises as
+        `hold` does."""
+        if size > max(self._held, LARGE):
+            self.hold(size - self._held)
+
     def release(self) -> None:
         """It has ended, however."""
         self.closing.close()
         self.context.held -= self._held
         self._held = 0
 
+    async def object(self) -> dict[str, object]:
+        """The JSON object in the body."""
+        data = await self.body()
+        return await self.apart(len(data), lambda: object_of(data))
+
+    async def apart(self, size: int, work: Callable[[], T]) -> T:
+        """What ``work`` gives on so many bytes. Many hold nobody else up: that is done in a thread, one at a
+        time, so that what it takes beside them is taken once."""
+        if size < LARGE:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.context.working, work)
+
     async def unless_gone(self, work: Awaitable[T]) -> T:
         """The result of ``work``, which is cancelled where the client goes away. The body must have been
         read. Raises `ClientDisconnect`."""
-        task = asyncio.ensure_future(work)
-        gone = asyncio.ensure_future(self._gone())
-        try:
-            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            raise ClientDisconnect
-        finally:
-            task.cancel()
-            gone.cancel()
+        task, gone = this_task(), False
+        watching: list[asyncio.Task[None]] = []
 
-    async def _gone(self) -> None:
-        while (await self.request.receive())["type"] != "http.disconnect":
-            pass
+        async def watch() -> None:
+            nonlocal gone
+            while (await self.request.receive())["type"] != "http.disconnect":
+                pass
+            gone = True
+            task.cancel()
+
+        # Most are answered before it pays to look.
+        timer = asyncio.get_running_loop().call_later(
+            _WATCH_SECONDS, lambda: watching.append(asyncio.ensure_future(watch()))
+        )
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if gone and taken_back(task):
+                raise ClientDisconnect from None
+            raise
+        finally:
+            timer.cancel()
+            for one in watching:
+                one.cancel()
 
 
 Handler = Callable[[Call], Awaitable[Response]]
@@ -141,6 +177,7 @@ class Frame:
     context: Context
     protocol: str
     error: ErrorBody
+    _counters: dict[tuple[str, int], tuple[Counter, Histogram]] = field(default_factory=dict)
 
     def __call__(
         self, handler: Handler, *, free: bool = False, role: Role = Role.USER
@@ -191,18 +228,20 @@ class Frame:
             )
             response = json_response(self.error(refusal), refusal.status, refusal.headers)
         response.headers["x-request-id"] = call.id
-        if isinstance(response, StreamingResponse):  # its end is when the last of it is sent
+        if isinstance(response, StreamingResponse) or len(response.body) >= LARGE:
+            # Its end is when the last of it is sent.
             return self._followed(call, response)
         self.ended(call, response.status_code)
         return response
 
-    def _followed(self, call: Call, response: StreamingResponse) -> ASGIApp:
+    def _followed(self, call: Call, response: Response) -> ASGIApp:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             whole = False
 
             async def noted(message: Message) -> None:
                 nonlocal whole
-                await send(message)
+                for piece in _pieces(message):
+                    await send(piece)
                 whole = message["type"] == "http.response.body" and not message.get("more_body", False)
 
             try:
@@ -213,8 +252,8 @@ class Frame:
                 log.warning("an answer was cut off: the server is ending")
             finally:
                 self.ended(call, response.status_code if whole else CLOSED)
-                if isinstance(response.body_iterator, AsyncGenerator):
-                    await response.body_iterator.aclose()
+                if isinstance(body := getattr(response, "body_iterator", None), AsyncGenerator):
+                    await body.aclose()
 
         return answer
 
@@ -222,16 +261,14 @@ class Frame:
         """The last byte of an answer is on its way, or nobody waits for it."""
         call.release()
         seconds = time.perf_counter() - call.began
-        metrics = self.context.metrics
-        metrics.open.dec()
-        metrics.requests.labels(call.model, self.protocol, str(status)).inc()
-        metrics.seconds.labels(call.model, self.protocol).observe(seconds)
-        tokens = call.usage.fields()
+        tokens, path = call.usage.fields(), str(call.request.scope["path"])
+        self.context.metrics.open.dec()
+        self._count(call.model, status, seconds)
         self.context.traces.ended(call.trace, status, call.model, **tokens)
         if self.protocol not in {"page", "metrics"}:
             self.context.latest.appendleft(
                 {
-                    "time": time.time(), "model": call.model, "path": call.request.url.path[:80],
+                    "time": time.time(), "model": call.model, "path": path[:80],
                     "status": status, "seconds": seconds, **tokens,
                 }
             )  # fmt: skip
@@ -241,11 +278,32 @@ class Frame:
                 json.dumps(
                     {
                         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "id": call.id, "client": call.client,
-                        "method": request.method, "path": request.url.path[:200], "model": call.model,
+                        "method": request.method, "path": path[:200], "model": call.model,
                         "status": status, "seconds": round(seconds, 6), **tokens,
                     }
                 )
             )  # fmt: skip
+
+    def _count(self, model: str, status: int, seconds: float) -> None:
+        key = model, status
+        if key not in self._counters:  # models that there are, and statuses: a few
+            metrics = self.context.metrics
+            self._counters[key] = (
+                metrics.requests.labels(model, self.protocol, str(status)),
+                metrics.seconds.labels(model, self.protocol),
+            )
+        count, histogram = self._counters[key]
+        count.inc()
+        histogram.observe(seconds)
+
+
+def _pieces(message: Message) -> Iterator[Message]:
+    """A message in pieces, of which the next one goes when the client has taken the one before."""
+    data = memoryview(message.get("body", b""))
+    last = max(0, len(data) - 1) // LARGE * LARGE
+    for at in range(0, last, LARGE):
+        yield {**message, "body": data[at : at + LARGE], "more_body": True}
+    yield {**message, "body": data[last:]} if last else message
 
 
 def _route(request: Request) -> str:

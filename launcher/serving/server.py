@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from launcher.errors import ConfigError, LaunchError
@@ -104,10 +104,27 @@ def _told(what: str) -> Iterator[None]:
         raise ConfigError(f"{what}: {getattr(error, 'strerror', None) or error}") from None
 
 
+class Patience(FlowControl):
+    """uvicorn's, where a client that takes nothing of its answer for `_SLOW_SECONDS` loses its connection."""
+
+    async def drain(self) -> None:
+        """Waits until the client takes more, or is gone."""
+        timer = asyncio.get_running_loop().call_later(_SLOW_SECONDS, self._transport.abort)
+        try:
+            await super().drain()
+        finally:
+            timer.cancel()
+
+
 class Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, which bounds what is neither a body nor a whole head."""
+    """uvicorn's protocol, which bounds what is neither a body nor a whole head, and slow clients."""
 
     _loose = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there."""
+        super().connection_made(transport)
+        self.flow = Patience(transport)
 
     def data_received(self, data: bytes) -> None:
         """Reads, as far as there is an end to it."""
@@ -202,18 +219,6 @@ class Server(uvicorn.Server):
             self._silent = silent
 
 
-def with_patience(app: ASGIApp, seconds: float = _SLOW_SECONDS) -> ASGIApp:
-    """The application, where a client that takes nothing of its answer for so long loses it."""
-
-    async def patient(scope: Scope, receive: Receive, send: Send) -> None:
-        async def bounded(message: Message) -> None:
-            await asyncio.wait_for(send(message), seconds)
-
-        await app(scope, receive, bounded if scope["type"] == "http" else send)
-
-    return patient
-
-
 def serve(context: Context, listening: Listening, ready: Callable[[str], None]) -> None:
     """Answers until a signal ends it; ``ready`` gets each address once all models are there, that of HTTP
     last. Raises what loading them raises, and `LaunchError` where an address is taken."""
@@ -273,8 +278,9 @@ def serving(
     limits = context.limits
     server = Server(
         uvicorn.Config(
-            with_patience(application(context, life)),
+            application(context, life),
             http=Protocol, log_config=None, access_log=False, ws="none", lifespan="on", server_header=False,
+            proxy_headers=False,  # who says that he is somebody else would get a turn as such
             limit_concurrency=limits.connections + 1,  # it refuses the one that reaches this
             timeout_keep_alive=int(limits.idle),
             timeout_graceful_shutdown=int(limits.drain),

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from launcher.common.within import Within
 from launcher.serving.batching import Batch, Batching
 from launcher.serving.fair_queue import FairQueue
 from launcher.serving.models import Served, is_loss
@@ -32,8 +29,6 @@ if TYPE_CHECKING:
 AHEAD = 2
 """Runs on their way at once: the next one lies ready when ranks have finished one. More would gain nothing,
 and let whoever asks next wait for more."""
-_INLINE = 16 << 10
-"""Bytes of inputs that are sent from the event loop itself; to copy more would keep others waiting."""
 
 
 @dataclass(eq=False)
@@ -62,10 +57,10 @@ class TensorModel(Served["Group"]):
     """Those on their way to the ranks."""
     _landed: asyncio.Event = field(default_factory=asyncio.Event)
     """A run has ended."""
-    _threads: ThreadPoolExecutor | None = None
 
     def __post_init__(self) -> None:
         self._queue = FairQueue(self.limits.queue)
+        self._queued = self.metrics.queued.labels(self.name)
 
     def _start(self) -> Group:
         group = self.open_group()
@@ -86,7 +81,6 @@ class TensorModel(Served["Group"]):
 
     def _begin(self) -> None:
         if self._worker is None:
-            self._threads = ThreadPoolExecutor(1, thread_name_prefix="shardrun serve")
             self._worker = asyncio.create_task(self._work())
 
     async def _end(self) -> None:
@@ -99,15 +93,12 @@ class TensorModel(Served["Group"]):
         while (request := self._queue.take()) is not None:
             _fail(request, self._unloaded())
         self._tell_waiting()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
-            self._threads = None
 
     def _unloaded(self) -> RefusalError:
         return RefusalError(HTTPStatus.SERVICE_UNAVAILABLE, f"the model {self.name!r} was unloaded")
 
     def _tell_waiting(self) -> None:
-        self.metrics.queued.labels(self.name).set(len(self._queue))
+        self._queued.set(len(self._queue))
 
     @property
     def waiting(self) -> int:
@@ -138,7 +129,8 @@ class TensorModel(Served["Group"]):
         self._queue.put(request, client, priority)
         self._tell_waiting()
         try:
-            return await asyncio.wait_for(answer, allowed)
+            async with Within(allowed):
+                return await answer
         except asyncio.TimeoutError:
             raise RefusalError(
                 HTTPStatus.GATEWAY_TIMEOUT, f"the model {self.name!r} did not answer within {allowed:g} s"
@@ -160,7 +152,7 @@ class TensorModel(Served["Group"]):
                     continue
                 last = max(request.deadline for request in batch.requests)
                 group, began = await self.until_ready(last), time.monotonic_ns()
-                sent = await self._send(group, batch)
+                sent = group.submit_async(batch.feeds())
                 run = asyncio.create_task(self._finish(batch, sent, began))
                 self._runs.add(run)
                 run.add_done_callback(self._land)
@@ -194,18 +186,12 @@ class TensorModel(Served["Group"]):
             if not isinstance(error, Exception):
                 raise
 
-    async def _send(self, group: Group, batch: Batch[Request]) -> Future[dict[str, Array]]:
-        """The answer to come of all requests of a batch. Those that are sent later come later."""
-        send = functools.partial(_sent, group, batch)
-        if sum(np.asarray(value).nbytes for one in batch.requests for value in one.feeds.values()) > _INLINE:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, send)
-        return send()
-
-    async def _finish(self, batch: Batch[Request], sent: Future[dict[str, Array]], began: int) -> None:
+    async def _finish(
+        self, batch: Batch[Request], sent: asyncio.Future[dict[str, Array]], began: int
+    ) -> None:
         async with self._told(batch):
             try:
-                outputs = await asyncio.wrap_future(sent)
-                answers = batch.split(outputs)
+                answers = batch.split(await sent)
             except Exception as error:
                 if len(batch.requests) == 1:
                     raise
@@ -220,8 +206,7 @@ class TensorModel(Served["Group"]):
             alone, began = Batch([request]), time.monotonic_ns()
             async with self._told(alone):
                 group = await self.until_ready(request.deadline)
-                sent = await self._send(group, alone)
-                outputs = await asyncio.wrap_future(sent)
+                outputs = await group.submit_async(alone.feeds())
                 self._answered(alone, [outputs], began)
 
     def _answered(self, batch: Batch[Request], answers: Sequence[Arrays], began: int) -> None:
@@ -246,10 +231,6 @@ class TensorModel(Served["Group"]):
         if is_loss(error):
             self.look()
         _fail(request, error)
-
-
-def _sent(group: Group, batch: Batch[Request]) -> Future[dict[str, Array]]:
-    return group.submit(batch.feeds(), block=False)
 
 
 def _fail(request: Request, error: BaseException) -> None:

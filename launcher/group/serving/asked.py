@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,18 +19,12 @@ AGAIN = "again"
 """In the fields of a request that ranks are asked before all others, and without which they are of no use."""
 
 
-def _closed_lock() -> threading.Lock:
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
-
-
 @dataclass(eq=False)
 class Asked:
     """A request. ``tensors``: what rank 0 is sent; ``future``, ``run``: who is told of the answer, where no
     thread waits for it.
 
-    All but ``bell`` is guarded by the lock of its `launcher.group.requests.Requests`.
+    All of it is guarded by the lock of its `launcher.group.requests.Requests`.
     """
 
     kind: wire.Kind
@@ -51,8 +44,8 @@ class Asked:
     error: ShardrunError | None = None
     failed: dict[int, Mapping[str, object]] = field(default_factory=dict)
     """What ranks said that could not compute it."""
-    bell: threading.Lock = field(default_factory=_closed_lock)
-    """Is given back when the request is done: cheaper than a condition that all requests have in common."""
+    ring: Callable[[], object] = lambda: None
+    """Is called when the request is done, where it has neither ``future`` nor ``run``, and must not wait."""
 
     @property
     def size(self) -> int:
@@ -64,6 +57,14 @@ class Asked:
         """Whether it is for other ranks, too, than those that it was sent to: the state of a session is on
         these alone."""
         return self.run is None and not self.fields.keys() & {"session", AGAIN}
+
+    @property
+    def answer(self) -> wire.Message:
+        """What was answered, once it is done. Raises what went wrong."""
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
 
     def keep(self) -> None:
         """Makes the tensors copies of its own: whoever gave them may change them from now on."""

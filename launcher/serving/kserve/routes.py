@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Collection, Mapping
 from http import HTTPStatus
@@ -16,7 +17,16 @@ from launcher.serving.access import Role
 from launcher.serving.bodies import bad, field_of, object_of, said
 from launcher.serving.context import Call, Context, Frame, json_response
 from launcher.serving.kserve import texts
-from launcher.serving.kserve.tensors import HEADER, Question, described, read_question, write_answer
+from launcher.serving.kserve.tensors import (
+    HEADER,
+    Question,
+    described,
+    read_question,
+    size_of,
+    to_read,
+    to_write,
+    write_answer,
+)
 from launcher.serving.models import Model, State
 from launcher.serving.refusals import RefusalError
 from launcher.serving.tensor_model import TensorModel
@@ -40,7 +50,10 @@ def _error(refusal: RefusalError) -> Mapping[str, object]:
 def routes(context: Context) -> list[Route]:
     """All of them."""
     frame = Frame(context, PROTOCOL, _error)
+    bases = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+    infer = frame(_infer)
     found = [
+        *(Route(f"{base}/infer", infer, methods=["POST"]) for base in bases),  # first what is asked most
         Route("/v2", frame(_server)),
         Route("/v2/health/live", frame(_live, free=True)),
         Route("/v2/health/ready", frame(_ready, free=True)),
@@ -49,13 +62,12 @@ def routes(context: Context) -> list[Route]:
         Route("/v2/repository/models/{model}/load", frame(_load, role=Role.LOADS), methods=["POST"]),
         Route("/v2/repository/models/{model}/unload", frame(_unload, role=Role.LOADS), methods=["POST"]),
     ]
-    for base in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+    for base in bases:
         found += [
             Route(base, frame(_metadata)),
             Route(f"{base}/ready", frame(_model_ready)),
             Route(f"{base}/config", frame(_config)),
             Route(f"{base}/stats", frame(_statistics)),
-            Route(f"{base}/infer", frame(_infer), methods=["POST"]),
         ]
     return found
 
@@ -153,12 +165,17 @@ def _triton(datatype: str) -> str:
 async def _infer(call: Call) -> Response:
     model = _model(call)
     inputs, _ = specs_of(model)
-    question = read_question(await call.body(), call.request.headers.get(HEADER), inputs)
+    data, head = await call.body(), call.request.headers.get(HEADER)
+    question = await call.apart(to_read(data, head, inputs), lambda: read_question(data, head, inputs))
+    call.grow(size_of(question.feeds))  # what JSON says in two bytes may take eight
     outputs = await call.unless_gone(predicted(model, question, call.client))
-    body, head = write_answer(model.name, model.version, question, outputs)
-    if head is None:
+    call.grow(size_of(outputs))
+    write = functools.partial(write_answer, model.name, model.version, question, outputs)
+    body, json_bytes = await call.apart(to_write(question, outputs), write)
+    call.grow(len(body))
+    if json_bytes is None:
         return Response(body, media_type="application/json")
-    return Response(body, headers={HEADER: str(head)}, media_type="application/octet-stream")
+    return Response(body, headers={HEADER: str(json_bytes)}, media_type="application/octet-stream")
 
 
 async def predicted(

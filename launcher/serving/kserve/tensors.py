@@ -6,14 +6,15 @@ Source: KServe's "Open Inference Protocol (V2)" and its "Binary tensor data exte
 
 from __future__ import annotations
 
-import json
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+import orjson
 
 from launcher.serving.bodies import bad, field_of, needed, object_of, said
 from ranks.common.tensors import OBJECT
@@ -31,10 +32,11 @@ TYPES: Mapping[str, str] = {
 _NAMES = {numpy: name for name, numpy in TYPES.items()}
 HEADER = "inference-header-content-length"
 """The header that says how much of a body is JSON; what follows are tensors' bytes."""
-_LENGTH = np.dtype("<u4")
 _MOST_AXES, _MOST_VALUES = 32, 1 << 48
+_PIECE = 1 << 14
 
 
+@functools.lru_cache(64)  # numpy puts a name together each time
 def type_name(dtype: DType) -> str:
     """The protocol's name of a numpy type; BYTES for texts."""
     return "BYTES" if dtype.kind in "OUS" else _NAMES.get(dtype.name, dtype.name.upper())
@@ -182,20 +184,33 @@ def _from_json(
         if wrong := kinds - _kinds(dtype):
             found = ", ".join(sorted(kind.__name__ for kind in wrong))
             raise ValueError("a value is no text" if dtype == OBJECT else f"values are {found}")
-        if dtype.kind in "iu" and values:
-            bounds = np.iinfo(dtype)
-            whole = cast("list[int]", values)
-            if min(whole) < bounds.min or max(whole) > bounds.max:
-                raise ValueError(f"a value is outside {bounds.min} to {bounds.max}")
-        with np.errstate(over="ignore"):
-            flat = np.array(values, np.float64 if dtype.kind in "fV" else dtype).astype(dtype, copy=False)
-        if dtype.kind in "fV" and not np.isfinite(flat).all():
-            raise ValueError("a value is too large for it")
+        if len(values) != count:
+            raise ValueError(f"found {len(values)} for the shape {list(shape)}")
+        flat = np.empty(count, dtype)
+        for at, piece in _pieces(values):
+            flat[at : at + len(piece)] = _converted(piece, dtype)
     except (ValueError, TypeError, OverflowError) as error:
         raise bad(f"{where}data: expected {count} values of {type_name(dtype)}: {error}"[:240]) from None
-    if flat.size != count:
-        raise bad(f"{where}data: expected {count} values for the shape {list(shape)}, found {flat.size}")
     return cast("Array", flat.reshape(shape))
+
+
+def _converted(values: list[object], dtype: DType) -> Array:
+    if dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        whole = cast("list[int]", values)
+        if min(whole) < bounds.min or max(whole) > bounds.max:
+            raise ValueError(f"a value is outside {bounds.min} to {bounds.max}")
+    with np.errstate(over="ignore"):
+        found = np.array(values, np.float64 if dtype.kind in "fV" else dtype).astype(dtype, copy=False)
+    if dtype.kind in "fV" and not np.isfinite(found).all():
+        raise ValueError("a value is too large for it")
+    return found
+
+
+def _pieces(values: list[object]) -> Iterator[tuple[int, list[object]]]:
+    """Where each part of a list begins, and the part: small enough that threads take turns between two."""
+    for at in range(0, len(values), _PIECE):
+        yield at, values[at : at + _PIECE]
 
 
 def _kinds(dtype: DType) -> set[type]:
@@ -208,11 +223,13 @@ def _kinds(dtype: DType) -> set[type]:
 def _flat(data: list[object]) -> tuple[list[object], set[type]]:
     """The values of nested lists, and of which types they are. numpy is not let at values of other types: a
     long text among numbers would give each of them as much room."""
-    while list in (kinds := set(map(type, data))):
-        rows = cast("list[list[object]]", data)
-        if kinds != {list} or len(set(map(len, rows))) > 1:
+    while list in (kinds := set().union(*(set(map(type, piece)) for _, piece in _pieces(data)))):
+        if kinds != {list} or len({len(row) for row in cast("list[list[object]]", data)}) > 1:
             raise ValueError("lists of different lengths, or of values and lists")
-        data = list(chain.from_iterable(rows))
+        flat: list[object] = []
+        for _, piece in _pieces(data):
+            flat.extend(chain.from_iterable(cast("list[list[object]]", piece)))
+        data = flat
     return data, kinds
 
 
@@ -223,7 +240,7 @@ def from_bytes(data: memoryview | bytes, dtype: DType, shape: Sequence[int], whe
         texts: list[str] = []
         view, at = memoryview(data), 0
         while at < len(view):
-            size = int(np.frombuffer(view[at : at + 4], _LENGTH)[0]) if at + 4 <= len(view) else -1
+            size = int.from_bytes(view[at : at + 4], "little") if at + 4 <= len(view) else -1
             if size < 0 or at + 4 + size > len(view) or len(texts) == count:
                 raise bad(
                     f"{where}data: expected {count} texts, each after its length in 4 bytes, found others"
@@ -246,14 +263,18 @@ def from_bytes(data: memoryview | bytes, dtype: DType, shape: Sequence[int], whe
 
 def to_bytes(value: Array) -> bytes:
     """The bytes of a tensor, as `from_bytes` reads them."""
-    array = np.asarray(value)
+    return bytes(_bytes_of(np.asarray(value)))
+
+
+def _bytes_of(array: Array) -> bytes | memoryview:
+    """The same, not copied where that can be."""
     if array.dtype.kind in "OUS":
         parts = []
         for text in array.reshape(-1):
             raw = text if isinstance(text, bytes) else str(text).encode()
-            parts += [np.array(len(raw), _LENGTH).tobytes(), raw]
+            parts += [len(raw).to_bytes(4, "little"), raw]
         return b"".join(parts)
-    return np.ascontiguousarray(array).tobytes()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def described(spec: TensorSpec) -> dict[str, object]:
@@ -277,30 +298,59 @@ def write_answer(
 ) -> tuple[bytes, int | None]:
     """The body of an answer, and the bytes of JSON in it where bytes follow. Raises `RefusalError` for an
     output that there is not."""
-    shown, tail = [], []
+    shown: list[dict[str, object]] = []
+    tail: list[bytes | memoryview] = []
     for each, value in wanted_of(question, outputs):
         entry: dict[str, object] = {
             "name": each.name, "datatype": type_name(value.dtype), "shape": list(value.shape),
         }  # fmt: skip
         if each.binary:
-            tail.append(to_bytes(value))
+            tail.append(_bytes_of(value))
             entry["parameters"] = {"binary_data_size": len(tail[-1])}
         else:
-            entry["data"] = _as_json(value, each.name)
+            entry["data"] = orjson.Fragment(_as_json(value, each.name))
         shown.append(entry)
     answer: dict[str, object] = {"model_name": model, "model_version": version, "outputs": shown}
     if question.id:
         answer["id"] = question.id
-    head = json.dumps(answer, allow_nan=False).encode()
-    return (head + b"".join(tail), len(head)) if tail else (head, None)
+    head = orjson.dumps(answer)
+    return (b"".join([head, *tail]), len(head)) if tail else (head, None)
 
 
-def _as_json(value: Array, name: str) -> list[object]:
+def _as_json(value: Array, name: str) -> bytes:
+    """The values as a list in JSON, without nesting: numbers as short as their type takes them."""
     flat = value.reshape(-1)
     if value.dtype.kind in "fcV":
-        flat = flat.astype(np.float64)
+        flat = np.ascontiguousarray(flat, None if value.dtype == np.float32 else np.float64)
         if not np.isfinite(flat).all():
             raise bad(
                 f"the output {said(name)} holds numbers that JSON has not: ask for it as bytes (binary_data)"
             )
-    return cast("list[object]", flat.tolist())
+    texts = value.dtype.kind in "OUS"
+    parts = []
+    for at in range(0, len(flat), _PIECE):
+        part = flat[at : at + _PIECE]
+        parts.append(orjson.dumps(part.tolist() if texts else part, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1])
+    return b"[" + b",".join(parts) + b"]"
+
+
+def size_of(tensors: Mapping[str, Array]) -> int:
+    """Bytes of tensors; of texts, what their references take."""
+    return sum(np.asarray(value).nbytes for value in tensors.values())
+
+
+def to_read(data: bytes, header: str | None, specs: Sequence[TensorSpec]) -> int:
+    """Bytes of a body that are looked at one by one, JSON and texts; others are taken as they lie."""
+    if header is None or not header.isdecimal() or any(spec.dtype == OBJECT for spec in specs):
+        return len(data)
+    return min(int(header), len(data))
+
+
+def to_write(question: Question, outputs: Mapping[str, Array]) -> int:
+    """The same of an answer."""
+    binary = {one.name: one.binary for one in question.outputs}
+    return sum(
+        np.asarray(value).nbytes
+        for name, value in outputs.items()
+        if not binary.get(name, question.binary) or value.dtype.kind in "OUS"
+    )

@@ -17,7 +17,6 @@ from launcher.errors import ConfigError
 from launcher.serving.bodies import bad, field_of, needed, said
 from launcher.serving.context import Call
 from launcher.serving.openai.fields import OF_EMBEDDINGS, check_fields, priority_of
-from launcher.serving.openai.large import object_in
 from launcher.serving.openai.texts import prompts_of
 from launcher.serving.refusals import RefusalError
 from launcher.serving.tensor_model import TensorModel
@@ -42,7 +41,7 @@ def encoder_model(call: Call, name: str) -> tuple[TensorModel, Encoder]:
 
 async def embeddings(call: Call) -> Response:
     """Answers one request."""
-    body = await object_in(call)
+    body = await call.object()
     model, encoder = encoder_model(call, needed(body, "model", str))
     deadline = time.monotonic() + call.context.limits.seconds
     check_fields(body, OF_EMBEDDINGS, texts=False)

@@ -18,7 +18,6 @@ from launcher.serving.context import Call, Context, Frame, json_response
 from launcher.serving.openai.answers import Answer, Json, Spelling, best_of
 from launcher.serving.openai.asked import Asked, asked_of
 from launcher.serving.openai.embeddings import embeddings
-from launcher.serving.openai.large import object_in
 from launcher.serving.openai.texts import messages_of, prompts_of
 from launcher.serving.refusals import RefusalError, refusal_of
 from launcher.serving.tensor_model import TensorModel
@@ -83,7 +82,7 @@ def _text_model(call: Call, name: str) -> TextModel:
 
 
 async def _completions(call: Call) -> Response:
-    body = await object_in(call)
+    body = await call.object()
     model = _text_model(call, needed(body, "model", str))
     speaking = await model.until_ready(call.began)
     asked = asked_of(body, call.context.limits, speaking.model.manner, chat=False)
@@ -91,7 +90,7 @@ async def _completions(call: Call) -> Response:
 
 
 async def _chat(call: Call) -> Response:
-    body = await object_in(call)
+    body = await call.object()
     model = _text_model(call, needed(body, "model", str))
     speaking = await model.until_ready(call.began)
     asked = asked_of(body, call.context.limits, speaking.model.manner, chat=True)

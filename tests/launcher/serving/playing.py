@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,8 +52,8 @@ class Played:
         self.act(feeds["x"].tolist())
         return {"y": feeds["x"] * 2}
 
-    def submit(self, feeds: Any, *, block: bool = True) -> Future[Any]:
-        return self.thread.submit(self.predict, feeds)
+    def submit_async(self, feeds: Any) -> asyncio.Future[Any]:
+        return asyncio.wrap_future(self.thread.submit(self.predict, feeds))
 
     def work(self) -> dict[int, Any]:
         return self.said

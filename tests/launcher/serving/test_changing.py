@@ -208,9 +208,9 @@ class Long(Played):
 
 
 def test_who_takes_nothing_of_an_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(server, "_SLOW_SECONDS", 1.0)
     sent = json.dumps({**ask(1), "parameters": {"binary_data_output": True}}).encode()
-    with played(Long, idle=1.0) as (found, _, model):
+    with played(Long) as (found, _, model):
         host, port = found.address.split(":")
         with socket.create_connection((host, int(port))) as stuck:
             stuck.settimeout(30)
@@ -223,6 +223,7 @@ def test_who_takes_nothing_of_an_answer_is_dropped(monkeypatch: pytest.MonkeyPat
                 while piece := stuck.recv(1 << 20):
                     taken += len(piece)
             assert taken < 1 << 25
+        until(lambda: found.context.held == 0)
 
 
 def test_bodies_under_way_are_bounded_together() -> None:

@@ -18,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 import launcher
 from launcher.generation.model import LanguageModel
 from launcher.generation.sample import Token
+from launcher.serving.bodies import LARGE
 from launcher.serving.context import Call, Context, Frame
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
@@ -377,3 +378,11 @@ def test_a_client_that_goes_away_before_its_answer_ends_its_text(server: Running
     until(lambda: server.context.latest[0] is not before)
     until(lambda: not engine._requests and not len(engine._waiting))
     assert server.context.latest[0]["status"] == 499 and server.context.latest[0]["path"] == path
+
+
+def test_a_large_body_is_answered(server: Running) -> None:
+    text, url = "x" * LARGE, f"{server.url}/v1/completions"
+    answer = httpx.post(url, json={"model": "tiny", "prompt": text}, timeout=60)
+    assert answer.status_code == 400 and "prompt" in answer.text
+    broken = httpx.post(url, content=b'{"prompt": "' + text.encode() + b'", }', timeout=60)
+    assert broken.status_code == 400 and "the body is no JSON" in broken.text

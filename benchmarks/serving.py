@@ -1,0 +1,500 @@
+"""`shardrun serve` under load, beside the same ranks without a server, and other servers of the same
+models.
+
+    python benchmarks/serving.py [--models tiny mobilenet_v2 bert_base language] [--clients 1 8 64]
+        [--texts 1 8] [--seconds 1.5] [--rounds 3] [--peers FOLDER] [--language FOLDER --weights FOLDER]
+        [--before FOLDER] [--realtime] [--quick] [--json FILE]
+
+Contestants, each started once:
+
+- `group.predict`: the ranks in the process that asks, with a thread for each client: what all others are
+  compared with
+- `serve, JSON`, `serve, binary`, `serve, gRPC`: `shardrun serve` in front of the same ranks, by the Open
+  Inference Protocol
+- `FastAPI, JSON` and `binary`: benchmarks/serving_plain.py, ONNX Runtime with as many threads as there are
+  ranks
+- `MLServer`, `Triton`: these servers around the same ONNX Runtime session
+  (benchmarks/serving_peer_models.py)
+- `vLLM`: its server for the CPU, tensor parallel, for the language model
+
+The last three are there where `scripts/serving_peers.sh FOLDER` has made their environments. Clients are of
+benchmarks/serving_load.py, in one process, over loopback. The contestants take turns in a new order each
+round, for `--seconds` each; those that would spin meanwhile are stopped. The first answer of each is
+compared with ONNX Runtime's.
+
+Printed are, over all rounds, median, 90th and 99th percentile of the waits, requests per second, the
+median's distance from `group.predict` and the part of its rate, and the processor time of a request (server
+and ranks, without the clients; of `group.predict` with them). Of texts: to the first token, between two,
+and tokens a second. Models: one product with a body of 1 KB, MobileNetV2 on a 224 x 224 picture, BERT-base
+on 128 words, and a language model (of scripts/generation_peers.sh: FOLDER is of GenAI's builder, WEIGHTS of
+transformers), whose texts are 64 tokens after a prompt of 128.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+Feeds = Mapping[str, np.ndarray]
+BASELINE = "group.predict"
+HEADER = "Inference-Header-Content-Length"
+READY_SECONDS = 240.0
+TYPES = {"float32": "FP32", "int64": "INT64"}
+PROMPT, NEW = 128, 64
+
+
+@dataclass
+class Load:
+    """What each client of a server sends."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    def head(self) -> str:
+        """The request's head."""
+        lines = {"Host": "127.0.0.1", "Content-Length": len(self.body), **self.headers}
+        return f"POST {self.path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items()) + "\r\n"
+
+
+def as_json(name: str, feeds: Feeds) -> Load:
+    """A request whose tensors are numbers in JSON."""
+    inputs = [
+        {
+            "name": key,
+            "shape": value.shape,
+            "datatype": TYPES[value.dtype.name],
+            "data": value.ravel().tolist(),
+        }
+        for key, value in feeds.items()
+    ]
+    body = json.dumps({"inputs": inputs}, separators=(",", ":")).encode()
+    return Load(f"/v2/models/{name}/infer", {"Content-Type": "application/json"}, body)
+
+
+def as_bytes(name: str, feeds: Feeds) -> Load:
+    """The same with their bytes after the JSON."""
+    inputs = [
+        {
+            "name": key, "shape": value.shape, "datatype": TYPES[value.dtype.name],
+            "parameters": {"binary_data_size": value.nbytes},
+        }
+        for key, value in feeds.items()
+    ]  # fmt: skip
+    head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+    body = b"".join([head, *(value.tobytes() for value in feeds.values())])
+    headers = {"Content-Type": "application/octet-stream", HEADER: str(len(head))}
+    return Load(f"/v2/models/{name}/infer", headers, body)
+
+
+def first_output(answer: bytes, length: str | None) -> np.ndarray:
+    """The numbers of the first output in an answer."""
+    head = json.loads(answer[: int(length)] if length else answer)["outputs"][0]
+    if length and "data" not in head:
+        size, at = head["parameters"]["binary_data_size"], int(length)
+        return np.frombuffer(answer[at : at + size], np.float32)
+    return np.array(head["data"], np.float32).ravel()
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return int(made.getsockname()[1])
+
+
+def first(root: int) -> None:
+    """Has a process and all below it go before ordinary processes, as on a machine at rest, and before those
+    below it, which wake it."""
+    for pid in used_below(root):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                priority = os.sched_param(2 if pid == root else 1)
+                os.sched_setscheduler(int(thread.name), os.SCHED_RR, priority)
+
+
+def processor_seconds(root: int) -> float:
+    """What a process and all below it have used."""
+    return sum(used_below(root).values())
+
+
+def used_below(root: int) -> dict[int, float]:
+    """Processor seconds of a process and of all below it."""
+    below, tick = {root}, os.sysconf("SC_CLK_TCK")
+    stats = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            stats[int(path.parent.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+    grown = True
+    while grown:
+        more = {pid for pid, (parent, _) in stats.items() if parent in below} - below
+        below, grown = below | more, bool(more)
+    return {pid: stats[pid][1] / tick for pid in below & stats.keys()}
+
+
+@dataclass
+class Server:
+    """A process that serves, on a port of its own or, with port 0, by its standard input."""
+
+    process: subprocess.Popen[str]
+    port: int
+    spins: bool
+    """Whether it uses processors while nobody asks it: it is stopped meanwhile."""
+
+    def told(self, number: signal.Signals) -> None:
+        """Sends a signal to all its processes."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def line(self, asked: Mapping[str, object]) -> dict[str, Any]:
+        """Its answer to a line. Raises `SystemExit` where it has ended."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(json.dumps(asked), file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"{self.process.args} ended with {self.process.wait()}.")
+        return dict(json.loads(answer))
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str],
+    ready: str | None,
+    *,
+    spins: bool = False,
+    env: Mapping[str, str] | None = None,
+    root: Path = HERE.parent,
+) -> Iterator[Server]:
+    """A contestant that answers. ``command``: PORT in it becomes its port; ``ready``: the path that says 200
+    when it answers; without one it says "ready" on standard output; ``root``: where this project lies."""
+    port = 0 if ready is None else free_port()
+    words = [word.replace("PORT", str(port)) for word in command]
+    path = f"{root}:{HERE}"
+    more = {key: value.replace("PORT", str(port)) for key, value in (env or {}).items()}
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE if ready is None else said, stderr=said,
+            text=True, start_new_session=True, cwd=root, env={**os.environ, "PYTHONPATH": path, **more},
+        )  # fmt: skip
+        server = Server(process, port, spins)
+        try:
+            try:
+                _until_ready(server, ready)
+                yield server
+            except SystemExit:
+                said.seek(0)
+                print(said.read()[-3000:], file=sys.stderr)
+                raise
+        finally:
+            server.told(signal.SIGCONT)
+            server.told(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            server.told(signal.SIGKILL)
+            process.communicate()
+
+
+def _until_ready(server: Server, path: str | None) -> None:
+    if path is None:
+        assert server.process.stdout is not None
+        if server.process.stdout.readline().strip() != "ready":
+            raise SystemExit(f"{server.process.args} ended with {server.process.wait()}.")
+        return
+    until = time.monotonic() + READY_SECONDS
+    while True:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+            connection.request("GET", path)
+            if connection.getresponse().status == 200:
+                return
+        if server.process.poll() is not None or time.monotonic() > until:
+            raise SystemExit(f"{server.process.args} does not answer (exit code {server.process.poll()}).")
+        time.sleep(0.2)
+
+
+@dataclass
+class Contestant:
+    """A way of asking a server, and how long that took."""
+
+    name: str
+    server: Server
+    ask: Callable[[int, float], dict[str, Any]]
+    """A load of so many clients for so many seconds."""
+    waits: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    used: list[float] = field(default_factory=list)
+
+    def turn(self, clients: int, seconds: float, *, kept: bool = True) -> None:
+        """One round."""
+        if self.server.spins:
+            self.server.told(signal.SIGCONT)
+            time.sleep(0.3)
+        before = processor_seconds(self.server.process.pid)
+        found = self.ask(clients, seconds)
+        used = processor_seconds(self.server.process.pid) - before
+        if self.server.spins:
+            self.server.told(signal.SIGSTOP)
+        if "error" in found:
+            raise SystemExit(f"{self.name}: {found['error']}")
+        if not kept:
+            return
+        count = found["tokens"] if "tokens" in found else len(found["waits"])
+        self.waits += found["gaps"] if "gaps" in found else found["waits"]
+        self.first += found.get("first", [])
+        self.rates.append(count / found["seconds"])
+        self.used.append(1e3 * used / max(1, count))
+
+    def forget(self) -> None:
+        """Ready for another number of clients."""
+        self.waits, self.first, self.rates, self.used = [], [], [], []
+
+
+def _asker(
+    clients: Server, server: Server, load: Load, folder: Path
+) -> Callable[[int, float], dict[str, Any]]:
+    body = folder / f"{server.port}-{len(load.headers)}.body"
+    body.write_bytes(load.body)
+    fixed = {"kind": "whole", "port": server.port, "head": load.head(), "body": str(body)}
+    return lambda count, seconds: clients.line({**fixed, "clients": count, "seconds": seconds})
+
+
+def checked(server: Server, load: Load, expected: np.ndarray, name: str) -> None:
+    """Ends where the server's answer is not ONNX Runtime's."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
+    connection.request("POST", load.path, load.body, dict(load.headers))
+    answer = connection.getresponse()
+    data = answer.read()
+    connection.close()
+    if answer.status != 200:
+        raise SystemExit(f"{name}: status {answer.status}: {data[:600]!r}")
+    found = first_output(data, answer.headers.get(HEADER))
+    error = np.abs(found - expected).max() / np.abs(expected).max()
+    if found.shape != expected.shape or not error < 1e-4:
+        raise SystemExit(f"{name} answers otherwise than ONNX Runtime: {error:.1e}")
+
+
+def compared(
+    contestants: Sequence[Contestant], model: str, counts: Sequence[int], arguments: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """All numbers of clients; shown as they come."""
+    rows: list[dict[str, Any]] = []
+    for one in contestants if arguments.realtime else ():
+        first(one.server.process.pid)
+    for count in counts:
+        for one in contestants:
+            one.forget()
+            one.turn(count, min(0.5, arguments.seconds), kept=False)
+        for _ in range(arguments.rounds):
+            for one in random.sample(contestants, len(contestants)):
+                one.turn(count, arguments.seconds)
+        base = {
+            "p50": float(np.median(contestants[0].waits)),
+            "rate": statistics.median(contestants[0].rates),
+        }
+        for one in contestants:
+            p50, p90, p99 = (float(value) for value in np.percentile(one.waits, (50, 90, 99)))
+            row = {
+                "model": model, "clients": count, "contestant": one.name, "p50": p50, "p90": p90, "p99": p99,
+                "rate": statistics.median(one.rates), "used": statistics.median(one.used),
+                "more": p50 - base["p50"], "part": statistics.median(one.rates) / base["rate"],
+            }  # fmt: skip
+            if one.first:
+                row |= {
+                    "first": float(np.median(one.first)),
+                    "first_p99": float(np.percentile(one.first, 99)),
+                }
+            rows.append(row)
+            show(row)
+    return rows
+
+
+def show(row: Mapping[str, Any]) -> None:
+    """One line."""
+    unit, first = "request", ""
+    if "first" in row:
+        unit, first = "token", f"  first token {row['first']:7.1f} ms, 99 % {row['first_p99']:7.1f}"
+    print(
+        f"{row['model']:12}{row['clients']:4} clients  {row['contestant']:18}{row['p50']:9.3f} ms"
+        f"{row['p90']:9.3f}{row['p99']:9.3f}{row['more']:+9.3f}{row['rate']:10.1f} {unit}s/s"
+        f"{row['part']:7.3f}{row['used']:9.3f} ms cpu{first}",
+        flush=True,
+    )
+
+
+def _own(model: Path, name: str, ranks: int) -> list[str]:
+    return [
+        sys.executable, "-m", "launcher.cli", "serve", str(model), "--name", name, "--ranks", str(ranks),
+        "--threads", "1", "--launcher", "local", "--port", "PORT", "--allow-replicated",
+    ]  # fmt: skip
+
+
+def tensors(name: str, model: Path, feeds: Feeds, arguments: argparse.Namespace, folder: Path) -> list[Any]:
+    """A model of tensors: all contestants there are."""
+    import onnxruntime
+    import serving_peer_models
+
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    expected = np.asarray(session.run(None, dict(feeds))[0], np.float32).ravel()
+    del session
+    inputs = folder / f"{name}.npz"
+    np.savez(inputs, **feeds)
+    python, ranks = sys.executable, arguments.ranks
+    loads = {"JSON": as_json(name, feeds), "binary": as_bytes(name, feeds)}
+    with ExitStack() as stack:
+        clients = stack.enter_context(_clients())
+        if arguments.realtime:
+            first(clients.process.pid)
+        command = [python, str(HERE / "serving_group.py"), "tensors", str(model), str(inputs), str(ranks)]
+        group = stack.enter_context(started(command, None))
+        found = [
+            Contestant(
+                BASELINE, group, lambda count, seconds: group.line({"clients": count, "seconds": seconds})
+            )
+        ]
+
+        def add(title: str, server: Server, kinds: Sequence[str]) -> None:
+            for kind in kinds:
+                checked(server, loads[kind], expected, title)
+                asker = _asker(clients, server, loads[kind], folder)
+                found.append(Contestant(f"{title}, {kind}", server, asker))
+
+        server = stack.enter_context(started(_own(model, name, ranks), "/v2/health/ready"))
+        add("serve", server, ["JSON", "binary"])
+        if arguments.before:
+            root = arguments.before.resolve()
+            server = stack.enter_context(started(_own(model, name, ranks), "/v2/health/ready", root=root))
+            add("before", server, ["JSON", "binary"])
+        for peer in serving_peer_models.PEERS if arguments.peers else ():
+            if (how := peer.command(arguments.peers, name, model, ranks, folder)) is not None:
+                server = stack.enter_context(
+                    started(how, peer.ready.replace("NAME", name), spins=peer.spins, env=peer.env)
+                )
+                add(peer.title, server, peer.kinds)
+        return compared(found, name, arguments.clients, arguments)
+
+
+@contextlib.contextmanager
+def _clients() -> Iterator[Server]:
+    command = [sys.executable, str(HERE / "serving_load.py")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield Server(process, 0, spins=False)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def texts(arguments: argparse.Namespace, folder: Path) -> list[Any]:
+    """A language model: all contestants there are."""
+    import serving_peer_models
+
+    ranks, words = arguments.ranks, np.random.default_rng(0)
+    model = serving_peer_models.worded(arguments.language, folder / "language")
+    with ExitStack() as stack:
+        clients = stack.enter_context(_clients())
+        if arguments.realtime:
+            first(clients.process.pid)
+
+        def prompts(count: int) -> list[list[int]]:  # new ones each time: nobody has them in a cache
+            return [words.integers(5, 900, PROMPT).tolist() for _ in range(count)]
+
+        def asker(server: Server) -> Callable[[int, float], dict[str, Any]]:
+            fixed = {
+                "model": "language", "max_tokens": NEW, "temperature": 0, "ignore_eos": True, "stream": True,
+                "stream_options": {"include_usage": True},
+            }  # fmt: skip
+
+            def ask(count: int, _: float) -> dict[str, Any]:
+                bodies = [{**fixed, "prompt": prompt} for prompt in prompts(count)]
+                return clients.line(
+                    {"kind": "stream", "port": server.port, "path": "/v1/completions", "bodies": bodies}
+                )
+
+            return ask
+
+        command = [sys.executable, str(HERE / "serving_group.py"), "texts", str(model), "-", str(ranks)]
+        group = stack.enter_context(started(command, None))
+        found = [
+            Contestant("engine", group, lambda count, _: group.line({"prompts": prompts(count), "new": NEW}))
+        ]
+        server = stack.enter_context(started(_own(model, "language", ranks), "/v2/health/ready"))
+        found.append(Contestant("serve", server, asker(server)))
+        python = arguments.vllm or (arguments.peers and arguments.peers / "vllm" / "bin" / "python")
+        if python and python.exists() and arguments.weights:
+            weights = serving_peer_models.worded(arguments.weights, folder / "weights")
+            how = serving_peer_models.vllm(python, weights, ranks, PROMPT + NEW)
+            server = stack.enter_context(
+                started(how, "/health", spins=True, env=serving_peer_models.vllm_env(ranks))
+            )
+            found.append(Contestant("vLLM", server, asker(server)))
+        return compared(found, "language", arguments.texts, arguments)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures and prints."""
+    import serving_peer_models
+
+    made = serving_peer_models.MODELS
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=[*made, "language"], default=[*made, "language"])
+    parser.add_argument("--clients", nargs="+", type=int, default=[1, 8, 64])
+    parser.add_argument("--texts", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", type=Path)
+    parser.add_argument("--language", type=Path)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--vllm", type=Path, help="a Python that has vLLM (default: of --peers)")
+    parser.add_argument("--realtime", action="store_true", help="go before what else the machine does (root)")
+    parser.add_argument("--before", type=Path, help="another version of this project: contends, too")
+    parser.add_argument("--quick", action="store_true", help="seconds: the smallest model, 1 and 4 clients")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args(argv)
+    if arguments.quick:
+        arguments.models, arguments.clients, arguments.seconds, arguments.rounds = ["tiny"], [1, 4], 0.2, 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for name in arguments.models:
+            if name == "language":
+                if arguments.language is None:
+                    print("language: left out, for --language names no folder")
+                    continue
+                rows += texts(arguments, folder)
+            else:
+                model = folder / name / f"{name}.onnx"
+                model.parent.mkdir()
+                rows += tensors(name, model, made[name](model), arguments, folder)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

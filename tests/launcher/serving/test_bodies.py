@@ -1,0 +1,144 @@
+"""Bodies of requests and answers: what is large holds nobody up, and all of it is bounded."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from launcher.serving.access import ACCESS
+from launcher.serving.bodies import LARGE
+from launcher.serving.kserve import routes
+from launcher.serving.kserve.tensors import read_question
+from tests.launcher.serving.playing import URL, Played, ask, played, until
+
+LIVE = "/v2/health/live"
+
+
+class Wide(Played):
+    """Ranks that answer with a million numbers of all sizes."""
+
+    values = np.random.default_rng(0).normal(size=1 << 20).astype(np.float32) * np.float32(10) ** np.arange(
+        -20, 12, dtype=np.float32
+    ).repeat(1 << 15)
+
+    def predict(self, feeds: Any) -> Any:
+        return {"y": self.values}
+
+
+def test_large_bodies_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read and written in a thread: others are answered meanwhile."""
+    begun, go_on, threads_seen = threading.Semaphore(0), threading.Semaphore(0), []
+
+    def slow(work: Callable[..., Any]) -> Callable[..., Any]:
+        def waiting(*arguments: Any) -> Any:
+            threads_seen.append(threading.current_thread().name)
+            begun.release()
+            assert go_on.acquire(timeout=30)
+            return work(*arguments)
+
+        return waiting
+
+    monkeypatch.setattr(routes, "read_question", slow(routes.read_question))
+    monkeypatch.setattr(routes, "write_answer", slow(routes.write_answer))
+    large = json.dumps(ask(1)).encode() + b" " * LARGE
+    with played(Wide) as (found, client, _), ThreadPoolExecutor(1) as threads:
+        sent = threads.submit(httpx.post, found.url + URL, content=large, timeout=60)
+        for _ in ("read", "written"):
+            assert begun.acquire(timeout=30)
+            assert client.get(LIVE).status_code == 200 and not sent.done()
+            go_on.release()
+        answer = sent.result()
+        assert answer.status_code == 200
+        until(lambda: found.context.held == 0)
+    # In JSON, too, each number is the one that the ranks gave.
+    assert (np.array(answer.json()["outputs"][0]["data"], np.float32) == Wide.values).all()
+    assert len(threads_seen) == 2 and all(name.startswith("shardrun bodies") for name in threads_seen)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", ["FP32", "INT64", "BOOL", "BYTES"])
+def test_long_lists_of_json_are_read_exactly(kind: str, nested: bool) -> None:
+    count = 100_001  # not a multiple of anything that is done at once
+    random = np.random.default_rng(1)
+    values: list[Any] = {
+        "FP32": lambda: random.normal(size=count).astype(np.float32).tolist(),
+        "INT64": lambda: random.integers(-(2**63), 2**63 - 1, count).tolist(),
+        "BOOL": lambda: random.integers(0, 2, count).astype(bool).tolist(),
+        "BYTES": lambda: [f"wört {number}" for number in range(count)],
+    }[kind]()
+    data, shape = ([[one] for one in values], [count, 1]) if nested else (values, [count])
+    item = {"name": "a", "shape": shape, "datatype": kind, "data": data}
+    found = read_question(json.dumps({"inputs": [item]}).encode(), None, []).feeds["a"]
+    assert found.shape == tuple(shape) and found.ravel().tolist() == values
+
+
+class Long(Played):
+    """Ranks that answer with 32 MB, more than sockets hold."""
+
+    values = np.zeros(1 << 23, np.float32)
+
+    def predict(self, feeds: Any) -> Any:
+        return {"y": self.values}
+
+
+def test_what_is_under_way_is_counted_until_it_is_taken() -> None:
+    size = Long.values.nbytes
+    with played(Long, held=size // 2) as (found, client, _):
+        binary = {**ask(1), "parameters": {"binary_data_output": True}}
+        with client.stream("POST", URL, json=binary) as answer:
+            assert answer.status_code == 200
+            until(lambda: found.context.held >= size)
+            other = httpx.post(found.url + URL, json=binary, timeout=60)
+            assert other.status_code == 503 and "retry-after" in other.headers
+            assert len(answer.read()) > size
+        until(lambda: found.context.held == 0)
+        assert client.post(URL, json=binary).status_code == 200
+
+
+def test_what_follows_a_packed_body_is_not_kept() -> None:
+    packed = gzip.compress(json.dumps(ask(1)).encode())
+
+    def pieces() -> Iterator[bytes]:
+        yield packed
+        for _ in range(1000):
+            yield b"x" * 1000
+
+    headers = {"Content-Encoding": "gzip"}
+    with played(Played, body=100_000) as (found, client, _):
+        assert client.post(URL, content=pieces(), headers=headers).status_code == 400
+        assert client.post(URL, content=packed, headers=headers).status_code == 200
+        # Packed blocks of nothing may be as many as one likes.
+        packing = zlib.compressobj(wbits=31)
+        begin = packing.flush(zlib.Z_FULL_FLUSH)
+        sent = begin + b"\x00\x00\x00\xff\xff" * 30_000 + packing.flush()
+        assert gzip.decompress(sent) == b""
+        assert client.post(URL, content=sent, headers=headers).status_code == 413
+        assert found.context.held == 0
+
+
+def test_much_in_little_is_bounded_while_it_is_unpacked() -> None:
+    headers = {"Content-Encoding": "deflate"}
+    most = 4 * LARGE
+    with played(Played, body=most) as (found, client, _):
+        for size, status in ((most, 200), (most + 1, 413), (100 * most, 413)):
+            body = json.dumps(ask(1)).encode()
+            sent = zlib.compress(body + b" " * (size - len(body)))
+            assert client.post(URL, content=sent, headers=headers).status_code == status
+        assert found.context.held == 0
+
+
+def test_an_address_that_a_client_gives_itself_is_not_believed(caplog: pytest.LogCaptureFixture) -> None:
+    with played(Played) as (_, client, _), caplog.at_level("INFO", ACCESS):
+        headers = {"X-Forwarded-For": "9.8.7.6", "X-Forwarded-Proto": "https"}
+        assert client.post(URL, json=ask(1), headers=headers).status_code == 200
+    logged = [json.loads(one.message) for one in caplog.records if one.name == ACCESS]
+    assert [one["client"] for one in logged] == ["127.0.0.1"]
