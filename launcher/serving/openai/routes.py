@@ -87,7 +87,8 @@ async def _completions(call: Call) -> Response:
     model = _text_model(call, needed(body, "model", str))
     speaking = await model.until_ready(call.began)
     asked = asked_of(body, call.context.limits, speaking.model.manner, chat=False)
-    return await _answer(call, model, asked, prompts_of(body, _MOST_PROMPTS), chat=False)
+    prompts = await asyncio.to_thread(prompts_of, body, _MOST_PROMPTS)  # they may be millions of ids
+    return await _answer(call, model, asked, prompts, chat=False)
 
 
 async def _chat(call: Call) -> Response:
