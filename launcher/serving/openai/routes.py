@@ -18,6 +18,7 @@ from launcher.serving.context import Call, Context, Frame, json_response
 from launcher.serving.openai.answers import Answer, Json, Spelling, best_of
 from launcher.serving.openai.asked import Asked, asked_of
 from launcher.serving.openai.embeddings import embeddings
+from launcher.serving.openai.fields import named
 from launcher.serving.openai.large import object_in
 from launcher.serving.openai.texts import messages_of, prompts_of
 from launcher.serving.refusals import RefusalError, refusal_of
@@ -34,9 +35,9 @@ _MOST_PROMPTS = 64
 
 
 def _error(refusal: RefusalError) -> Mapping[str, object]:
-    return {
-        "error": {"message": str(refusal), "type": refusal.kind, "param": None, "code": refusal.status.value}
-    }
+    message = str(refusal)
+    told = {"message": message, "type": refusal.kind, "param": named(message), "code": refusal.status.value}
+    return {"error": told}
 
 
 def routes(context: Context) -> list[Route]:

@@ -245,6 +245,24 @@ def test_fields_of_chats_are_not_passed_over(server: Running, asked: dict[str, A
     assert answer.status_code == 400 and said in answer.json()["error"]["message"], answer.text
 
 
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"tools": [{"type": "web"}]}, "tools[0].type"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"messages": []}, "messages"),
+        ({"model": "no"}, None),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}}, None),
+    ],
+)
+def test_errors_name_their_field(server: Running, asked: dict[str, Any], param: str | None) -> None:
+    sent = {"model": "tiny", "messages": [{"role": "user", "content": "who?"}], **asked}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=sent, timeout=60)
+    assert answer.status_code in {400, 404} and answer.json()["error"]["param"] == param, answer.text
+
+
 def test_fields_that_ask_for_nothing_are_taken(client: openai.OpenAI, model: LanguageModel) -> None:
     messages: Any = [{"role": "developer", "content": "short"}, {"role": "user", "content": "who?"}]
     more: Any = {
