@@ -395,3 +395,24 @@ def test_a_client_that_goes_away_before_its_answer_ends_its_text(server: Running
     until(lambda: server.context.latest[0] is not before)
     until(lambda: not engine._requests and not len(engine._waiting))
     assert server.context.latest[0]["status"] == 499 and server.context.latest[0]["path"] == path
+
+
+def test_who_asks_and_how_urgently_goes_to_the_queue(
+    server: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = server.context.repository.get("tiny").ready.engine  # type: ignore[attr-defined]
+    seen: list[Any] = []
+    real = engine.submit
+
+    def submit(*given: Any, **more: Any) -> Any:
+        seen.append((more["client"], more["priority"]))
+        return real(*given, **more)
+
+    monkeypatch.setattr(engine, "submit", submit)
+    how: Any = {"model": "tiny", "max_tokens": 1}
+    client.completions.create(**how, prompt="x", extra_body={"priority": 7})
+    client.chat.completions.create(**how, messages=[{"role": "user", "content": "x"}])
+    other = client.with_options(api_key="another")
+    other.completions.create(**how, prompt="x")
+    assert [priority for _, priority in seen] == [7, 0, 0]
+    assert seen[0][0] == seen[1][0] != seen[2][0] and all(client for client, _ in seen)
