@@ -191,6 +191,8 @@ def prepare(
 def _ids(decoder: Decoder, prompt: object, tokenizer: Tokenizer | None, special: bool) -> Ids:
     if prompt is None:
         return np.empty(0, np.int64)
+    if isinstance(prompt, list) and not decoder.encoder_inputs:
+        check_room(len(prompt), decoder.context)  # before it is looked through: it may be millions of ids
     if isinstance(prompt, str):
         if decoder.context is not None and len(prompt) > decoder.context * TOKEN_CHARACTERS:
             raise ConfigError(

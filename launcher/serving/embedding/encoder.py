@@ -121,14 +121,15 @@ class Encoder:
         """The token ids of a text; with ``most`` cut to so many, the special ones at its ends kept. Raises
         `ConfigError` for what is no text, or one without tokens."""
         if not isinstance(text, str):
-            found = list(text)
+            found = list(text[:most])
+            self.check(found)  # before it is looked through: it may be millions of ids
             low, high = min(found), max(found)
             if low < 0 or high >= self.tokenizer.size:
                 raise ConfigError(
                     f"there is no token {low if low < 0 else high}: expected ids from 0 to "
                     f"{self.tokenizer.size - 1}"
                 )
-            return found if most is None else found[:most]
+            return found
         text = self.folder.prompt + text.strip()
         if self.longest is not None and len(text) > self.longest * TOKEN_CHARACTERS:
             if most is None:

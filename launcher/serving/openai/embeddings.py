@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,6 @@ async def embeddings(call: Call) -> Response:
     model, encoder = encoder_model(call, needed(body, "model", str))
     deadline = time.monotonic() + call.context.limits.seconds
     check_fields(body, OF_EMBEDDINGS, texts=False)
-    texts = prompts_of(body, _MOST_INPUTS, "input")
     form, size = field_of(body, "encoding_format", str) or _FORMS[0], field_of(body, "dimensions", int)
     if form not in _FORMS:
         raise bad(f"encoding_format: expected {' or '.join(_FORMS)}, found {said(form)}")
@@ -53,7 +52,7 @@ async def embeddings(call: Call) -> Response:
         raise bad(f"dimensions: expected a whole number from 1 up, found {size}")
     priority, most = priority_of(body), _cut(body, encoder)
     # Tokenizers and large answers take a while: other clients are not to wait for them.
-    ids = await asyncio.to_thread(_ids, encoder, texts, most)
+    ids = await asyncio.to_thread(_ids, encoder, body, most)
 
     async def compute() -> Vectors:
         found: list[Vectors | None] = [None] * len(ids)
@@ -93,8 +92,8 @@ def _cut(body: Mapping[str, object], encoder: Encoder) -> int | None:
     return found
 
 
-def _ids(encoder: Encoder, texts: Sequence[str | list[int]], most: int | None) -> list[list[int]]:
-    found = []
+def _ids(encoder: Encoder, body: Mapping[str, object], most: int | None) -> list[list[int]]:
+    found, texts = [], prompts_of(body, _MOST_INPUTS, "input")
     for number, text in enumerate(texts):
         where = "input" if len(texts) == 1 else f"input[{number}]"
         if not text:

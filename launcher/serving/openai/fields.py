@@ -7,6 +7,7 @@ and ``truncate_prompt_tokens`` are vLLM's additions to it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,16 @@ _ABSENT_OF_CHATS: Values = {
 _ABSENT_OF_COMPLETIONS: Values = {"suffix": ("",)}
 """Fields that this server does not follow, and the values besides null that ask for nothing."""
 MOST_PRIORITY = 2**53
+
+
+_NAMED = re.compile(r"(\w+)[\w.\[\]]*(?=: )")
+
+
+def named(message: str) -> str | None:
+    """The field that a message about a body begins with; None where it is about something else."""
+    found = _NAMED.match(message)
+    known = {MODEL, *OF_COMPLETIONS, *OF_CHATS, *OF_EMBEDDINGS, *_LABELS, *_ABSENT_OF_CHATS}
+    return found[0] if found is not None and found[1] in {*known, *_ABSENT_OF_COMPLETIONS} else None
 
 
 def check_fields(

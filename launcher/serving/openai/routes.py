@@ -18,6 +18,7 @@ from launcher.serving.context import Call, Context, Frame, json_response
 from launcher.serving.openai.answers import Answer, Json, Spelling, best_of
 from launcher.serving.openai.asked import Asked, asked_of
 from launcher.serving.openai.embeddings import embeddings
+from launcher.serving.openai.fields import named
 from launcher.serving.openai.texts import messages_of, prompts_of
 from launcher.serving.refusals import RefusalError, refusal_of
 from launcher.serving.tensor_model import TensorModel
@@ -33,9 +34,9 @@ _MOST_PROMPTS = 64
 
 
 def _error(refusal: RefusalError) -> Mapping[str, object]:
-    return {
-        "error": {"message": str(refusal), "type": refusal.kind, "param": None, "code": refusal.status.value}
-    }
+    message = str(refusal)
+    told = {"message": message, "type": refusal.kind, "param": named(message), "code": refusal.status.value}
+    return {"error": told}
 
 
 def routes(context: Context) -> list[Route]:
@@ -86,7 +87,8 @@ async def _completions(call: Call) -> Response:
     model = _text_model(call, needed(body, "model", str))
     speaking = await model.until_ready(call.began)
     asked = asked_of(body, call.context.limits, speaking.model.manner, chat=False)
-    return await _answer(call, model, asked, prompts_of(body, _MOST_PROMPTS), chat=False)
+    prompts = await asyncio.to_thread(prompts_of, body, _MOST_PROMPTS)  # they may be millions of ids
+    return await _answer(call, model, asked, prompts, chat=False)
 
 
 async def _chat(call: Call) -> Response:

@@ -246,6 +246,24 @@ def test_fields_of_chats_are_not_passed_over(server: Running, asked: dict[str, A
     assert answer.status_code == 400 and said in answer.json()["error"]["message"], answer.text
 
 
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"tools": [{"type": "web"}]}, "tools[0].type"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"messages": []}, "messages"),
+        ({"model": "no"}, None),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}}, None),
+    ],
+)
+def test_errors_name_their_field(server: Running, asked: dict[str, Any], param: str | None) -> None:
+    sent = {"model": "tiny", "messages": [{"role": "user", "content": "who?"}], **asked}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=sent, timeout=60)
+    assert answer.status_code in {400, 404} and answer.json()["error"]["param"] == param, answer.text
+
+
 def test_fields_that_ask_for_nothing_are_taken(client: openai.OpenAI, model: LanguageModel) -> None:
     messages: Any = [{"role": "developer", "content": "short"}, {"role": "user", "content": "who?"}]
     more: Any = {
@@ -386,3 +404,24 @@ def test_a_large_body_is_answered(server: Running) -> None:
     assert answer.status_code == 400 and "prompt" in answer.text
     broken = httpx.post(url, content=b'{"prompt": "' + text.encode() + b'", }', timeout=60)
     assert broken.status_code == 400 and "the body is no JSON" in broken.text
+
+
+def test_who_asks_and_how_urgently_goes_to_the_queue(
+    server: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = server.context.repository.get("tiny").ready.engine  # type: ignore[attr-defined]
+    seen: list[Any] = []
+    real = engine.submit
+
+    def submit(*given: Any, **more: Any) -> Any:
+        seen.append((more["client"], more["priority"]))
+        return real(*given, **more)
+
+    monkeypatch.setattr(engine, "submit", submit)
+    how: Any = {"model": "tiny", "max_tokens": 1}
+    client.completions.create(**how, prompt="x", extra_body={"priority": 7})
+    client.chat.completions.create(**how, messages=[{"role": "user", "content": "x"}])
+    other = client.with_options(api_key="another")
+    other.completions.create(**how, prompt="x")
+    assert [priority for _, priority in seen] == [7, 0, 0]
+    assert seen[0][0] == seen[1][0] != seen[2][0] and all(client for client, _ in seen)
