@@ -180,14 +180,25 @@ class Server(uvicorn.Server):
             self._silent = silent
 
 
-def with_patience(app: ASGIApp, seconds: float = _SLOW_SECONDS) -> ASGIApp:
-    """The application, where a client that takes nothing of its answer for so long loses it."""
+def with_patience(
+    app: ASGIApp, seconds: float = _SLOW_SECONDS, ending: Callable[[], bool] = lambda: False
+) -> ASGIApp:
+    """The application, where a client that takes nothing of its answer for so long loses it; and where what
+    is cut off in the midst when the server is ``ending`` says so in one line."""
 
     async def patient(scope: Scope, receive: Receive, send: Send) -> None:
         async def bounded(message: Message) -> None:
             await asyncio.wait_for(send(message), seconds)
 
-        await app(scope, receive, bounded if scope["type"] == "http" else send)
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        try:
+            await app(scope, receive, bounded)
+        except asyncio.CancelledError:
+            if not ending():
+                raise
+            log.warning("a request was cut off: the server is ending")
 
     return patient
 
@@ -232,7 +243,7 @@ def serving(
     limits = context.limits
     server = Server(
         uvicorn.Config(
-            with_patience(application(context, life)),
+            with_patience(application(context, life), ending=lambda: context.draining),
             http=Protocol, log_config=None, access_log=False, ws="none", lifespan="on", server_header=False,
             limit_concurrency=limits.connections + 1,  # it refuses the one that reaches this
             timeout_keep_alive=int(limits.idle),

@@ -552,7 +552,7 @@ def test_a_ctrl_c_drops_the_answer(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("launcher.group.requests.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("launcher.group.halted.LOOK_SECONDS", 0.01)
     monkeypatch.setattr(ranks, "look", interrupted)
     with pytest.raises(KeyboardInterrupt):
         requests.predict({"x": np.zeros(1)}, {})
