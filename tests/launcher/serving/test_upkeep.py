@@ -21,10 +21,11 @@ import pytest
 pytest.importorskip("prometheus_client", reason="what serving needs is not installed")
 
 from launcher.errors import ConfigError
-from launcher.serving.access import Tokens
+from launcher.serving.access import Role, Tokens, read_tokens
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.opening import offers, repository_of, variable_names, weight_folders
+from launcher.serving.refusals import RefusalError
 from tests.launcher.group.test_new_weights import ROWS, WIDE, X, save, some
 from tests.launcher.serving.playing import ranks_here, until
 from tests.launcher.serving.running import Running, running
@@ -315,3 +316,42 @@ def test_wrong_configuration(folder: Path, texts: Path) -> None:
             serve(**options)
     (offer,) = offers({"model": folder / "1.onnx", "ranks": 1}, None, None)
     assert variable_names(offer.job, ["*s*", "first"]) == ["first", "second", "bias"]
+
+
+def test_roles_of_a_token_file(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+
+    def read(text: str) -> Tokens:
+        path.write_text(text)
+        path.chmod(0o600)
+        return read_tokens(path)
+
+    found = read("# who may ask\nfirst-token\nsecond-token user\n\nthird-token  admin\n")
+    assert found == Tokens((b"first-token", b"second-token", b"third-token"), (b"third-token",))
+    for text in ("a-secret-token root\n", "a-secret-token admin user\n", "a-secret-token Admin\n"):
+        with pytest.raises(ConfigError, match="expected TOKEN, TOKEN user or TOKEN admin") as caught:
+            read(text)
+        assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigError, match="at least 8 characters, found a token of 5"):
+        read("admin\n")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "given", "refused"),
+    [
+        (Tokens(), None, {Role.CHANGES: 403}),
+        (Tokens((USER,)), USER, {Role.CHANGES: 403}),
+        (Tokens((USER,)), None, {Role.USER: 401, Role.LOADS: 401, Role.CHANGES: 401}),
+        (TOKENS, USER, {Role.LOADS: 403, Role.CHANGES: 403}),
+        (TOKENS, ADMIN, {}),
+    ],
+)
+def test_what_a_token_may_do(tokens: Tokens, given: bytes | None, refused: dict[Role, int]) -> None:
+    header = None if given is None else f"Bearer {given.decode()}"
+    for role in Role:
+        try:
+            tokens.check(header, role)
+            status = None
+        except RefusalError as error:
+            status = int(error.status)
+        assert status == refused.get(role), role
