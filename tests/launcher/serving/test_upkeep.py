@@ -26,6 +26,7 @@ from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.opening import offers, repository_of, variable_names, weight_folders
 from launcher.serving.refusals import RefusalError
+from tests.launcher.generation import tiny
 from tests.launcher.group.test_new_weights import ROWS, WIDE, X, save, some
 from tests.launcher.serving.playing import ranks_here, until
 from tests.launcher.serving.running import Running, running
@@ -355,3 +356,46 @@ def test_what_a_token_may_do(tokens: Tokens, given: bytes | None, refused: dict[
         except RefusalError as error:
             status = int(error.status)
         assert status == refused.get(role), role
+
+
+def test_another_version_of_a_language_model(tmp_path: Path) -> None:
+    """A text that grows is one of the version that began it, to its end; the next is one of the other."""
+    plains = {}
+    for version in ("1", "2"):
+        tiny.save_folder(tmp_path / version, int(version))
+        plains[version] = tiny.Plain(tmp_path / version / "model.onnx")
+    limits, metrics = ServeLimits(), Metrics()
+    offered = offers(
+        {
+            "model": tmp_path / "1", "ranks": 1, "launcher": "local", "threads": 1,
+            "versions": tmp_path / "{}",
+        },
+        None, "llama",
+    )  # fmt: skip
+    repository = repository_of(offered, limits, metrics)
+    headers = {"Authorization": f"Bearer {ADMIN.decode()}"}
+    asked = {"model": "llama", "prompt": [5, 6, 7], "temperature": 0, "ignore_eos": True, "max_tokens": 80}
+    with (
+        running(limits=limits, metrics=metrics, tokens=TOKENS, repository=repository) as found,
+        httpx.Client(base_url=found.url, timeout=60, headers=headers) as client,
+    ):
+        tokenizer = repository.models["llama"].ready.model.tokenizer  # type: ignore[attr-defined]
+
+        def text(version: str) -> str:
+            return str(tokenizer.text(plains[version].greedy(asked["prompt"], 80)))
+
+        answer = client.post("/v2/repository/models/llama/weights", content=npz(some(1)))
+        assert answer.status_code == 409 and "load another version" in answer.text
+        (before,) = repository.models["llama"].groups
+        with client.stream("POST", "/v1/completions", json={**asked, "stream": True}) as stream:
+            lines = stream.iter_lines()
+            told = [next(lines)]
+            answer = httpx.post(
+                f"{found.url}/v2/repository/models/llama/versions/2/load", headers=headers, timeout=60
+            )
+            assert answer.status_code == 200, answer.text
+            told += lines
+        pieces = [json.loads(line[6:]) for line in told if line.startswith("data: {")]
+        assert "".join(piece["choices"][0]["text"] for piece in pieces) == text("1")
+        assert client.post("/v1/completions", json=asked).json()["choices"][0]["text"] == text("2")
+        until(lambda: before.state == "closed")
