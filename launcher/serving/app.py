@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,8 @@ from launcher.serving.upkeep.weights import Updates
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
+
+log = logging.getLogger(__name__)
 
 
 def application(
@@ -49,7 +53,7 @@ def application(
     ]
     others = Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: _refused})
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    async def routed(scope: Scope, receive: Receive, send: Send) -> None:
         # Frames catch all errors. So what has a route needs none of the layers that Starlette puts around it.
         for route in routes if scope["type"] == "http" else ():
             match, found = route.matches(scope)
@@ -58,6 +62,14 @@ def application(
                 await (await route.endpoint(Request(scope, receive)))(scope, receive, send)
                 return
         await others(scope, receive, send)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await routed(scope, receive, send)
+        except asyncio.CancelledError:
+            if not context.draining:
+                raise
+            log.warning("a request was cut off: the server is ending")
 
     return answer
 

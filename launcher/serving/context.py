@@ -246,10 +246,6 @@ class Frame:
 
             try:
                 await response(scope, receive, noted)
-            except asyncio.CancelledError:
-                if not call.context.draining:
-                    raise
-                log.warning("an answer was cut off: the server is ending")
             finally:
                 self.ended(call, response.status_code if whole else CLOSED)
                 if isinstance(body := getattr(response, "body_iterator", None), AsyncGenerator):

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from launcher.serving.context import Call, Context, Frame, json_response
 from launcher.serving.kserve.tensors import described
 from launcher.serving.models import Model, State
+from launcher.serving.seeing.numbers import ask_ranks
 from launcher.serving.tensor_model import TensorModel
 from launcher.serving.text_model import TextModel
 
@@ -40,6 +41,7 @@ async def _page(call: Call) -> Response:
 
 async def _status(call: Call) -> Response:
     context = call.context
+    await ask_ranks(context.repository.models.values())
     models = [
         _shown(model, context.metrics.speed(model.name)) for model in context.repository.models.values()
     ]
@@ -75,9 +77,9 @@ def _shown(model: Model, speed: float) -> dict[str, object]:
 
 
 def _ranks(model: Model) -> Iterator[dict[str, object]]:
-    """What is known of each rank; what it has done, as it said when the page asked last."""
+    """What is known of each rank; what it has done, as it said last."""
     for group in model.groups:
-        said = group.work()
+        said = group.said
         for one in group.stats:
             yield {
                 "rank": one.rank, "host": one.host, "state": group.state, "weights": one.weight_bytes,

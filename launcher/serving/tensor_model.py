@@ -192,17 +192,19 @@ class TensorModel(Served["Group"]):
         async with self._told(batch):
             try:
                 answers = batch.split(await sent)
-            except Exception as error:
+            except Exception:
                 if len(batch.requests) == 1:
                     raise
                 # One of them is at fault: each gets its own answer. What the ranks died beside has been
                 # repeated by their group already, but together.
-                await self._one_by_one(batch.requests, error)
+                await self._one_by_one(batch.requests)
                 return
             self._answered(batch, answers, began)
 
-    async def _one_by_one(self, requests: Sequence[Request], error: Exception) -> None:
+    async def _one_by_one(self, requests: Sequence[Request]) -> None:
         for request in requests:
+            if request.answer.done():
+                continue  # nobody waits for it any more
             alone, began = Batch([request]), time.monotonic_ns()
             async with self._told(alone):
                 group = await self.until_ready(request.deadline)

@@ -54,7 +54,8 @@ async def ask_ranks(models: Iterable[Model]) -> None:
     """Has all ranks say what they have done. Those that are at work say it when they are done with that: this
     waits for a moment only, and shows what they said before."""
     groups = [group for model in models if model.state is State.READY for group in model.groups]
-    before = {id(group): group.work() for group in groups}
+    # To tell a rank something waits for whoever is just sending to it, maybe much.
+    before = await asyncio.to_thread(lambda: {id(group): group.work() for group in groups})
     for _ in range(_LOOKS):
         if all(_is_new(group, before[id(group)]) for group in groups):
             return

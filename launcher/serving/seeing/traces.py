@@ -7,7 +7,6 @@ in the queue and that at the ranks; they are made when the answer is there, with
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import time
 from collections.abc import Mapping
@@ -86,9 +85,10 @@ class Traces:
 def traces_here() -> Traces:
     """Those of the program's tracer provider, where the package is installed. If nobody has set one, and a
     variable names a collector, one that sends spans there is set."""
-    if importlib.util.find_spec("opentelemetry") is None:
+    try:
+        from opentelemetry import trace
+    except ImportError:  # also where nothing but an exporter of it is there
         return Traces()
-    from opentelemetry import trace
 
     if any(os.environ.get(name) for name in _ENDPOINTS):
         _export()

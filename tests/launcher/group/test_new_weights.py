@@ -17,7 +17,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from launcher import Group, start
 from launcher.errors import ConfigError, LaunchError
+from launcher.group.requests import PredictError
 from ranks.errors import WeightsError
+from ranks.talk import wire
+from sharding.demands.options import SliceOptions
+from sharding.slices.mesh import parse_mesh
 from tests.launcher.processes import wait_until
 
 pytestmark = pytest.mark.timeout(180)
@@ -204,3 +208,26 @@ def test_what_each_rank_has_spent(group: Group) -> None:
         one, other = before[rank], group.said[rank]
         assert other["computing"] > one["computing"] > 0 and other["waiting"] > one["waiting"] > 0
         assert other["communicating"] >= one["communicating"] >= 0 and other["memory_bytes"] > 1e7
+
+
+def test_what_ranks_refuse_leaves_them_in_step(group: Group) -> None:
+    """As where one of them has no memory for it: none has new weights then, and all go on."""
+    group.update_weights(some(4))
+    before, age = group.predict({"x": X})["y"], group.age
+    for wrong in ({"first": np.zeros(3, np.float32)}, {"none": np.zeros(3, np.float32)}, {}):
+        with pytest.raises(PredictError, match=r"first|none|No weights"):
+            group._requests.ask(wire.Kind.WEIGHTS, {}, wrong)
+        assert np.array_equal(group.predict({"x": X})["y"], before)
+    assert group.age == age and group.state == "ready"
+
+
+@pytest.mark.parametrize("mesh", ["data=2", "pipeline=2", "data=2,tensor=2"])
+def test_on_any_mesh(model: Path, tmp_path: Path, mesh: str) -> None:
+    options = SliceOptions(mesh=parse_mesh(mesh))
+    with start(
+        model, options, launcher="local", threads=1, variable_weights=["first", "second", "bias"]
+    ) as group:
+        group.predict({"x": X})
+        group.update_weights(some(1))
+        want = oracle(tmp_path, some(1), X)
+        assert np.allclose(group.predict({"x": X})["y"], want, rtol=1e-4, atol=1e-4)

@@ -104,13 +104,12 @@ def test_spans_without_a_parent(http: httpx.Client, spans: Any, parent: str) -> 
 
 def test_nothing_is_imported_where_the_package_is_not_there() -> None:
     program = """
-        import importlib.util, sys
-        found = importlib.util.find_spec
-        importlib.util.find_spec = lambda name, *more: None if name == "opentelemetry" else found(name, *more)
+        import sys
+        sys.modules["opentelemetry"] = None  # as where it is not installed
         from launcher.serving import app, server
         from launcher.serving.seeing.traces import traces_here
         trace = traces_here().request("GET", "/", {"traceparent": "x"})
-        print(trace, [name for name in sys.modules if "opentelemetry" in name])
+        print(trace, [name for name, one in sys.modules.items() if "opentelemetry" in name and one])
     """
     lines = "\n".join(line.strip() for line in program.splitlines())
     told = subprocess.run(
@@ -217,3 +216,25 @@ def test_a_scrape_does_not_wait_for_ranks_that_are_at_work() -> None:
         assert client.post(URL, json=ask(1)).status_code == 200
         for _ in range(2):
             assert client.get("/metrics").status_code == 200
+
+
+def test_the_page_loads_nothing_from_elsewhere(http: httpx.Client) -> None:
+    answer = http.get("/")
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    assert not re.findall(r"https?://|\bsrc=|@import|url\(", answer.text)
+
+
+def test_what_the_page_shows(http: httpx.Client, server: Running) -> None:
+    assert http.post("/v1/completions", json=ASKED).status_code == 200
+    assert http.post("/v2/models/rows/infer", json=rows()).status_code == 200
+    told = http.get("/status").json()
+    assert [one["model"] for one in told["latest"][:2]] == ["rows", "tiny"]
+    assert told["latest"][1]["generated_tokens"] == 5
+    for model in told["models"]:
+        assert model["state"] == "READY" and model["version"] == "1" and model["answered"] >= 1
+        assert [(rank["rank"], rank["state"]) for rank in model["ranks"]] == [(0, "ready"), (1, "ready")]
+        until(
+            lambda: all(rank["work"] for one in http.get("/status").json()["models"] for rank in one["ranks"])
+        )
+    assert told["models"][1]["tokens_per_second"] > 0 and "chat" in told["models"][1]

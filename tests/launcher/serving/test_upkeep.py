@@ -21,10 +21,12 @@ import pytest
 pytest.importorskip("prometheus_client", reason="what serving needs is not installed")
 
 from launcher.errors import ConfigError
-from launcher.serving.access import Tokens
+from launcher.serving.access import Role, Tokens, read_tokens
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.opening import offers, repository_of, variable_names, weight_folders
+from launcher.serving.refusals import RefusalError
+from tests.launcher.generation import tiny
 from tests.launcher.group.test_new_weights import ROWS, WIDE, X, save, some
 from tests.launcher.serving.playing import ranks_here, until
 from tests.launcher.serving.running import Running, running
@@ -315,3 +317,85 @@ def test_wrong_configuration(folder: Path, texts: Path) -> None:
             serve(**options)
     (offer,) = offers({"model": folder / "1.onnx", "ranks": 1}, None, None)
     assert variable_names(offer.job, ["*s*", "first"]) == ["first", "second", "bias"]
+
+
+def test_roles_of_a_token_file(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+
+    def read(text: str) -> Tokens:
+        path.write_text(text)
+        path.chmod(0o600)
+        return read_tokens(path)
+
+    found = read("# who may ask\nfirst-token\nsecond-token user\n\nthird-token  admin\n")
+    assert found == Tokens((b"first-token", b"second-token", b"third-token"), (b"third-token",))
+    for text in ("a-secret-token root\n", "a-secret-token admin user\n", "a-secret-token Admin\n"):
+        with pytest.raises(ConfigError, match="expected TOKEN, TOKEN user or TOKEN admin") as caught:
+            read(text)
+        assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigError, match="at least 8 characters, found a token of 5"):
+        read("admin\n")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "given", "refused"),
+    [
+        (Tokens(), None, {Role.CHANGES: 403}),
+        (Tokens((USER,)), USER, {Role.CHANGES: 403}),
+        (Tokens((USER,)), None, {Role.USER: 401, Role.LOADS: 401, Role.CHANGES: 401}),
+        (TOKENS, USER, {Role.LOADS: 403, Role.CHANGES: 403}),
+        (TOKENS, ADMIN, {}),
+    ],
+)
+def test_what_a_token_may_do(tokens: Tokens, given: bytes | None, refused: dict[Role, int]) -> None:
+    header = None if given is None else f"Bearer {given.decode()}"
+    for role in Role:
+        try:
+            tokens.check(header, role)
+            status = None
+        except RefusalError as error:
+            status = int(error.status)
+        assert status == refused.get(role), role
+
+
+def test_another_version_of_a_language_model(tmp_path: Path) -> None:
+    """A text that grows is one of the version that began it, to its end; the next is one of the other."""
+    plains = {}
+    for version in ("1", "2"):
+        tiny.save_folder(tmp_path / version, int(version))
+        plains[version] = tiny.Plain(tmp_path / version / "model.onnx")
+    limits, metrics = ServeLimits(), Metrics()
+    offered = offers(
+        {
+            "model": tmp_path / "1", "ranks": 1, "launcher": "local", "threads": 1,
+            "versions": tmp_path / "{}",
+        },
+        None, "llama",
+    )  # fmt: skip
+    repository = repository_of(offered, limits, metrics)
+    headers = {"Authorization": f"Bearer {ADMIN.decode()}"}
+    asked = {"model": "llama", "prompt": [5, 6, 7], "temperature": 0, "ignore_eos": True, "max_tokens": 80}
+    with (
+        running(limits=limits, metrics=metrics, tokens=TOKENS, repository=repository) as found,
+        httpx.Client(base_url=found.url, timeout=60, headers=headers) as client,
+    ):
+        tokenizer = repository.models["llama"].ready.model.tokenizer  # type: ignore[attr-defined]
+
+        def text(version: str) -> str:
+            return str(tokenizer.text(plains[version].greedy(asked["prompt"], 80)))
+
+        answer = client.post("/v2/repository/models/llama/weights", content=npz(some(1)))
+        assert answer.status_code == 409 and "load another version" in answer.text
+        (before,) = repository.models["llama"].groups
+        with client.stream("POST", "/v1/completions", json={**asked, "stream": True}) as stream:
+            lines = stream.iter_lines()
+            told = [next(lines)]
+            answer = httpx.post(
+                f"{found.url}/v2/repository/models/llama/versions/2/load", headers=headers, timeout=60
+            )
+            assert answer.status_code == 200, answer.text
+            told += lines
+        pieces = [json.loads(line[6:]) for line in told if line.startswith("data: {")]
+        assert "".join(piece["choices"][0]["text"] for piece in pieces) == text("1")
+        assert client.post("/v1/completions", json=asked).json()["choices"][0]["text"] == text("2")
+        until(lambda: before.state == "closed")
