@@ -79,8 +79,6 @@ SLOW = (
     "launcher/tasks/test_run.py",
     "launcher/group/test_same_answers.py",
     "launcher/group/test_serving.py",
-    "launcher/serving/test_grpc.py",
-    "launcher/serving/test_grpc_staying_up.py",
     "launcher/starters/test_ray.py",
     "launcher/starters/test_scripts.py",
     "launcher/starters/test_slurm.py",
