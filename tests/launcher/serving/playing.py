@@ -19,7 +19,6 @@ from launcher.serving.access import Tokens
 from launcher.serving.batching import Batching
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
-from launcher.serving.server import Listening
 from launcher.serving.tensor_model import TensorModel
 from ranks.common.tensors import TensorSpec
 from tests.launcher.serving.running import Running, running
@@ -74,13 +73,11 @@ def played(
     *,
     tokens: Tokens | None = None,
     batching: Batching | None = None,
-    listening: Listening | None = None,
     **limits: Any,
 ) -> Iterator[tuple[Running, httpx.Client, TensorModel]]:
     settled, metrics = ServeLimits(**limits), Metrics()
     model = TensorModel("played", settled, metrics, open_group=open_group, batching=batching or Batching())
-    more: dict[str, Any] = {} if tokens is None else {"tokens": tokens}
-    more["listening"] = listening
+    more = {} if tokens is None else {"tokens": tokens}
     with contextlib.ExitStack() as stack:
         found = stack.enter_context(running(model, limits=settled, metrics=metrics, **more))
         yield found, stack.enter_context(httpx.Client(base_url=found.url, timeout=60)), model

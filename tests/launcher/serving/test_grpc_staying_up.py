@@ -27,23 +27,49 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from launcher.errors import ConfigError, LaunchError, RankFailedError
 from launcher.group.requests import PredictError
 from launcher.serving import server as module
+from launcher.serving import tensor_model
 from launcher.serving.access import ACCESS, Tokens
+from launcher.serving.context import Context
 from launcher.serving.grpc.schema import HEALTH, SERVICE
+from launcher.serving.limits import ServeLimits
+from launcher.serving.metrics import Metrics
+from launcher.serving.models import Repository
 from launcher.serving.server import Listening
 from launcher.serving.tensor_model import TensorModel
-from tests.launcher.serving.playing import Gate, Played, played, until
-from tests.launcher.serving.running import Running
+from tests.launcher.serving.playing import Gate, Played, until
+from tests.launcher.serving.running import Running, running
 from tests.launcher.serving.test_tls import sign
 
 LISTENING = Listening(port=0, grpc_port=0)
 INFER = f"/{SERVICE}/ModelInfer"
 
 
+@pytest.fixture(autouse=True)
+def _one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks get the next request when they have answered the one before: what waits, waits in the queue."""
+    monkeypatch.setattr(tensor_model, "AHEAD", 1)
+
+
+@contextlib.contextmanager
+def behind_grpc(
+    open_group: Callable[[], Any],
+    *,
+    tokens: Tokens | None = None,
+    listening: Listening = LISTENING,
+    **limits: Any,
+) -> Iterator[tuple[Running, TensorModel]]:
+    """Played ranks behind a server that has gRPC, too."""
+    settled, metrics = ServeLimits(**limits), Metrics()
+    model = TensorModel("played", settled, metrics, open_group=open_group)
+    how = {"limits": settled, "metrics": metrics, "tokens": tokens or Tokens(), "listening": listening}
+    with running(model, **how) as found:
+        yield found, model
+
+
 @contextlib.contextmanager
 def served(open_group: Callable[[], Any], **how: Any) -> Iterator[tuple[Running, Any, TensorModel]]:
-    """Played ranks behind gRPC, and a client."""
-    how.setdefault("listening", LISTENING)
-    with played(open_group, **how) as (found, _, model):  # noqa: SIM117
+    """The same, and a client."""
+    with behind_grpc(open_group, **how) as (found, model):  # noqa: SIM117
         with triton.InferenceServerClient(found.grpc) as client:
             yield found, client, model
 
@@ -287,7 +313,7 @@ def test_metrics_and_logs(caplog: pytest.LogCaptureFixture) -> None:
 def test_what_is_under_way_is_answered_before_the_end() -> None:
     gate, answers = Gate(), Answers()
     with contextlib.ExitStack() as clients:
-        with played(gate, listening=LISTENING) as (found, _, _):
+        with behind_grpc(gate) as (found, _):
             client = clients.enter_context(triton.InferenceServerClient(found.grpc))
             idle = clients.enter_context(triton.InferenceServerClient(found.grpc))
             of_idle = Answers()
@@ -310,7 +336,7 @@ def test_what_is_under_way_is_answered_before_the_end() -> None:
 def test_what_takes_longer_than_the_end_may_is_ended() -> None:
     gate, answers = Gate(), Answers()
     with contextlib.ExitStack() as clients:
-        with played(gate, listening=LISTENING, drain=0.5) as (found, _, _):
+        with behind_grpc(gate, drain=0.5) as (found, _):
             client = clients.enter_context(triton.InferenceServerClient(found.grpc))
             client.async_infer("played", numbers(4), answers)
             assert gate.began.wait(30)
@@ -473,7 +499,7 @@ def test_only_clients_whose_certificates_are_signed(tmp_path: Path) -> None:
         with triton.InferenceServerClient(address, **how) as made:
             return list(made.infer("played", numbers(4), client_timeout=30).as_numpy("y"))
 
-    with played(Played, listening=listening) as (found, _, _):
+    with behind_grpc(Played, listening=listening) as (found, _):
         assert answer(found.grpc, friend) == [8]
         for wrong in (None, stranger):
             with refused("UNAVAILABLE"):
@@ -495,11 +521,6 @@ def test_ports_that_are_taken_are_said_before_ranks_start() -> None:
 
     with served(Played) as (found, client, _):
         taken = int(found.grpc.rpartition(":")[2])
-        from launcher.serving.context import Context
-        from launcher.serving.limits import ServeLimits
-        from launcher.serving.metrics import Metrics
-        from launcher.serving.models import Repository
-
         limits, metrics = ServeLimits(), Metrics()
         model = TensorModel("other", limits, metrics, open_group=open_group)  # type: ignore[arg-type]
         with ThreadPoolExecutor(1) as threads:
