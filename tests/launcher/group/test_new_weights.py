@@ -190,7 +190,7 @@ def test_what_may_not_be_replaced(model: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=f"variable_weights: {said}"):
             start(model, ranks=1, launcher="local", variable_weights=wrong)
-    with pytest.raises(Exception, match="has no weight 'frist'"):
+    with pytest.raises(Exception, match="'frist'"):
         start(model, ranks=2, launcher="local", threads=1, variable_weights=["frist"])
 
 
