@@ -13,6 +13,7 @@ from launcher.serving.grpc.schema import HEALTH, METHODS, SERVICE, classes
 from launcher.serving.grpc.stream import Streams
 from launcher.serving.grpc.tensors import read_question, write_answer
 from launcher.serving.kserve import routes
+from launcher.serving.kserve.tensors import size_of
 from launcher.serving.models import Model, State
 from launcher.serving.refusals import RefusalError
 
@@ -75,7 +76,7 @@ def _told(request: str, answer: str, work: Simple) -> Callable[[Conversation], A
 
 def _model(conversation: Conversation, name: str, version: str = "") -> Model:
     found = conversation.context.repository.get(name, version)
-    conversation.call.model = found.name
+    conversation.call.use(found)
     return found
 
 
@@ -134,28 +135,32 @@ async def _index(conversation: Conversation, message: Message) -> Mapping[str, o
     return {"models": routes.models_listed(conversation.context, asked.ready)}
 
 
-def _moved(conversation: Conversation, asked: RepositoryModelRequest) -> Model:
+def _moved(message: Message) -> str:
+    asked = cast("RepositoryModelRequest", message)
     # Triton's clients name the model in the second field, KServe's in the first.
-    return _model(conversation, asked.model_name or asked.repository_name)
+    return asked.model_name or asked.repository_name
 
 
 async def _load(conversation: Conversation, message: Message) -> Mapping[str, object]:
     asked = cast("RepositoryModelRequest", message)
-    model = _moved(conversation, asked)
+    model = _model(conversation, _moved(asked))
     await routes.load(model, list(asked.parameters))
     return {"model_name": model.name, "isLoaded": True}
 
 
 async def _unload(conversation: Conversation, message: Message) -> Mapping[str, object]:
-    model = _moved(conversation, cast("RepositoryModelRequest", message))
-    await model.unload()
-    return {"model_name": model.name, "isLoaded": False}
+    name = _moved(message)
+    await conversation.context.repository.unload(name)
+    conversation.call.model = name
+    return {"model_name": name, "isLoaded": False}
 
 
 async def _infer(conversation: Conversation) -> None:
     asked = cast("ModelInferRequest", await conversation.ask("ModelInferRequest"))
     model = _model(conversation, asked.model_name, asked.model_version)
     routes.specs_of(model)  # what is not ready is said before what is wrong with the tensors
-    question = read_question(asked)
-    outputs = await routes.predicted(model, question, conversation.call.client, conversation.left)
-    await conversation.tell(write_answer(model, asked, question, outputs))
+    call = conversation.call
+    question = await call.apart(asked.ByteSize(), lambda: read_question(asked))
+    outputs = await routes.predicted(model, question, call.client, conversation.left)
+    answer = await call.apart(size_of(outputs), lambda: write_answer(model, asked, question, outputs))
+    await conversation.tell(answer)

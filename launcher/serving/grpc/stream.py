@@ -16,6 +16,7 @@ from launcher.serving.grpc.calls import Calls, Conversation, UntakenError
 from launcher.serving.grpc.schema import classes, parsed
 from launcher.serving.grpc.tensors import read_question, write_answer
 from launcher.serving.kserve import routes, texts
+from launcher.serving.kserve.tensors import size_of
 from launcher.serving.refusals import RefusalError, refusal_of
 from launcher.serving.text_model import TextModel
 
@@ -123,11 +124,11 @@ class _Stream:
 
     async def _respond(self, call: Call, asked: ModelInferRequest, before: asyncio.Task[None] | None) -> None:
         model = call.context.repository.get(asked.model_name, asked.model_version)
-        call.model = model.name
+        call.use(model)
         routes.specs_of(model)
-        question = read_question(asked)
+        question = await call.apart(asked.ByteSize(), lambda: read_question(asked))
         if isinstance(model, TextModel) and (wanted := texts.asked(model, question.feeds)).stream:
-            stream, ready = await texts.begun(model, wanted)
+            stream, ready = await texts.begun(model, wanted, call.client, routes.priority_of(question))
             call.closing.callback(stream.cancel)
             async for text, event in texts.pieces(model, stream, ready):
                 answer = write_answer(model, asked, question, texts.text_outputs([text]))
@@ -137,7 +138,7 @@ class _Stream:
             return
         left = self._conversation.left
         outputs = await routes.predicted(model, question, call.client, left)
-        answer = write_answer(model, asked, question, outputs)
+        answer = await call.apart(size_of(outputs), lambda: write_answer(model, asked, question, outputs))
         await _after(before)
         await self._send(answer, final=True)
 

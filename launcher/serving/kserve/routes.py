@@ -183,14 +183,19 @@ async def predicted(
 ) -> Mapping[str, Array]:
     """The outputs of a request. ``left``: seconds that its client waits, where that is known. Raises
     `RefusalError`, and what the ranks raise."""
-    priority = _whole(question.parameters, "priority")
+    priority = priority_of(question)
     timeout = _whole(question.parameters, "timeout")  # microseconds, as Triton has it
     limits = [limit for limit in (timeout / 1e6, left) if limit]
     seconds = min(limits, default=None)
     if isinstance(model, TextModel):
-        return await texts.answered(model, question.feeds, seconds)
+        return await texts.answered(model, question.feeds, client, priority, seconds)
     assert isinstance(model, TensorModel)
     return await model.predict(question.feeds, client=client, priority=priority, seconds=seconds)
+
+
+def priority_of(question: Question) -> int:
+    """How urgent a request is: 0 goes before 1. Raises `RefusalError`."""
+    return _whole(question.parameters, "priority")
 
 
 def _whole(parameters: Mapping[str, object], name: str) -> int:

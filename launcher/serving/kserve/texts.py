@@ -85,20 +85,22 @@ def _number(value: object) -> object:
     return value
 
 
-async def begun(model: TextModel, question: TextQuestion) -> tuple[Stream, Speaking]:
+async def begun(
+    model: TextModel, question: TextQuestion, client: str, priority: int
+) -> tuple[Stream, Speaking]:
     """Has the model begin. Raises as `TextModel.submit` does."""
-    return await model.submit(question.prompt, question.options)
+    return await model.submit(question.prompt, question.options, client=client, priority=priority)
 
 
 async def answered(
-    model: TextModel, feeds: Mapping[str, Array], seconds: float | None = None
+    model: TextModel, feeds: Mapping[str, Array], client: str, priority: int, seconds: float | None = None
 ) -> Mapping[str, Array]:
     """All texts of a request that asks for no stream. ``seconds``: how long it may take. Raises
     `RefusalError`."""
     question = asked(model, feeds)
     if question.stream:
         raise bad(f"{STREAM}: texts come as they grow by gRPC's ModelStreamInfer and under /v1/ alone")
-    stream, ready = await begun(model, question)
+    stream, ready = await begun(model, question, client, priority)
     try:
         dones = await asyncio.wait_for(finished(model, stream, ready), seconds)
     except asyncio.TimeoutError:

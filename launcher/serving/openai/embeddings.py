@@ -32,7 +32,7 @@ _FORMS = ("float", "base64")
 def encoder_model(call: Call, name: str) -> tuple[TensorModel, Encoder]:
     """A model that has vectors for texts. Raises `RefusalError` for others."""
     found = call.context.repository.get(name)
-    call.model = found.name
+    call.use(found)
     if not isinstance(found, TensorModel) or found.encoder is None:
         raise bad(f"the model {name!r} is no encoder of texts, or has no tokenizer: it has no embeddings")
     _ = found.ready  # how texts are joined is known from then on

@@ -68,7 +68,7 @@ async def _models(call: Call) -> Response:
 async def _one(call: Call) -> Response:
     name = call.request.path_params["model"]
     found = call.context.repository.get(name)
-    call.model = found.name
+    call.use(found)
     if not _speaks(found):
         raise bad(f"the model {name!r} has neither texts nor embeddings: ask for it under /v2/models/")
     return json_response(_entry(found))
