@@ -234,7 +234,7 @@ def started(
     root: Path = HERE.parent,
 ) -> Iterator[Server]:
     """A contestant that answers. ``command``: PORT and GRPC in it become its ports; ``ready``: the path that
-    says 200 when it answers; without one it says "ready" on standard output; ``root``: where this project lies."""
+    says 200 when it answers; without one it says "ready" on standard output; ``root``: of this project."""
     port, grpc = (0, 0) if ready is None else (free_port(), free_port())
     words = [word.replace("PORT", str(port)).replace("GRPC", str(grpc)) for word in command]
     path = f"{root}:{HERE}"
@@ -562,6 +562,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
+        os.environ["SHARDRUN_CACHE"] = str(folder / "cache")
         for name in arguments.models:
             if name == "language":
                 if arguments.language is None:
