@@ -108,6 +108,50 @@ def as_bytes(name: str, feeds: Feeds) -> Load:
     return Load(f"/v2/models/{name}/infer", headers, body)
 
 
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+
+
+def as_message(name: str, feeds: Feeds) -> bytes:
+    """The same as the protocol's message for gRPC."""
+    shapes = {key: b"".join(map(_varint, value.shape)) for key, value in feeds.items()}
+    inputs = [
+        _field(1, key.encode()) + _field(2, TYPES[value.dtype.name].encode()) + _field(3, shapes[key])
+        for key, value in feeds.items()
+    ]
+    raw = [_field(7, value.tobytes()) for value in feeds.values()]
+    return b"".join([_field(1, name.encode()), *(_field(5, one) for one in inputs), *raw])
+
+
+def _varint(number: int) -> bytes:
+    low, high = number & 127, number >> 7
+    return bytes([low | 128]) + _varint(high) if high else bytes([low])
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
+
+
+def first_raw_output(message: bytes) -> np.ndarray:
+    """The numbers of the first output in the answer to such a message."""
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte, at = message[at], at + 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while True:
+        key, size = varint(), varint()  # all fields of the answer have a length
+        if key >> 3 == 6:
+            return np.frombuffer(message[at : at + size], np.float32)
+        at += size
+
+
 def first_output(answer: bytes, length: str | None) -> np.ndarray:
     """The numbers of the first output in an answer."""
     head = json.loads(answer[: int(length)] if length else answer)["outputs"][0]
@@ -162,6 +206,8 @@ class Server:
     port: int
     spins: bool
     """Whether it uses processors while nobody asks it: it is stopped meanwhile."""
+    grpc: int = 0
+    """Its port for gRPC."""
 
     def told(self, number: signal.Signals) -> None:
         """Sends a signal to all its processes."""
@@ -187,10 +233,10 @@ def started(
     env: Mapping[str, str] | None = None,
     root: Path = HERE.parent,
 ) -> Iterator[Server]:
-    """A contestant that answers. ``command``: PORT in it becomes its port; ``ready``: the path that says 200
-    when it answers; without one it says "ready" on standard output; ``root``: where this project lies."""
-    port = 0 if ready is None else free_port()
-    words = [word.replace("PORT", str(port)) for word in command]
+    """A contestant that answers. ``command``: PORT and GRPC in it become its ports; ``ready``: the path that
+    says 200 when it answers; without one it says "ready" on standard output; ``root``: of this project."""
+    port, grpc = (0, 0) if ready is None else (free_port(), free_port())
+    words = [word.replace("PORT", str(port)).replace("GRPC", str(grpc)) for word in command]
     path = f"{root}:{HERE}"
     more = {key: value.replace("PORT", str(port)) for key, value in (env or {}).items()}
     with tempfile.TemporaryFile("w+") as said:
@@ -198,7 +244,7 @@ def started(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE if ready is None else said, stderr=said,
             text=True, start_new_session=True, cwd=root, env={**os.environ, "PYTHONPATH": path, **more},
         )  # fmt: skip
-        server = Server(process, port, spins)
+        server = Server(process, port, spins, grpc)
         try:
             try:
                 _until_ready(server, ready)
@@ -290,7 +336,11 @@ def checked(server: Server, load: Load, expected: np.ndarray, name: str) -> None
     connection.close()
     if answer.status != 200:
         raise SystemExit(f"{name}: status {answer.status}: {data[:600]!r}")
-    found = first_output(data, answer.headers.get(HEADER))
+    agree(first_output(data, answer.headers.get(HEADER)), expected, name)
+
+
+def agree(found: np.ndarray, expected: np.ndarray, name: str) -> None:
+    """Ends where an answer is not ONNX Runtime's."""
     error = np.abs(found - expected).max() / np.abs(expected).max()
     if found.shape != expected.shape or not error < 1e-4:
         raise SystemExit(f"{name} answers otherwise than ONNX Runtime: {error:.1e}")
@@ -381,8 +431,17 @@ def tensors(name: str, model: Path, feeds: Feeds, arguments: argparse.Namespace,
                 asker = _asker(clients, server, loads[kind], folder)
                 found.append(Contestant(f"{title}, {kind}", server, asker))
 
-        server = stack.enter_context(started(_own(model, name, ranks), "/v2/health/ready"))
+        grpc = ["--grpc-port", "GRPC"] if _has_grpc() else []
+        server = stack.enter_context(started([*_own(model, name, ranks), *grpc], "/v2/health/ready"))
         add("serve", server, ["JSON", "binary"])
+        if grpc:
+            found.append(
+                Contestant(
+                    "serve, gRPC",
+                    server,
+                    _grpc_asker(clients, server, as_message(name, feeds), expected, folder),
+                )
+            )
         if arguments.before:
             root = arguments.before.resolve()
             server = stack.enter_context(started(_own(model, name, ranks), "/v2/health/ready", root=root))
@@ -394,6 +453,27 @@ def tensors(name: str, model: Path, feeds: Feeds, arguments: argparse.Namespace,
                 )
                 add(peer.title, server, peer.kinds)
         return compared(found, name, arguments.clients, arguments)
+
+
+def _has_grpc() -> bool:
+    """Whether this version serves over gRPC."""
+    command = [sys.executable, "-m", "launcher.cli", "serve", "--help"]
+    told = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parent, check=True).stdout
+    return "--grpc-port" in told
+
+
+def _grpc_asker(
+    clients: Server, server: Server, message: bytes, expected: np.ndarray, folder: Path
+) -> Callable[[int, float], dict[str, Any]]:
+    import grpc
+
+    body = folder / f"{server.grpc}.message"
+    body.write_bytes(message)
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc}") as channel:
+        answer = channel.unary_unary(METHOD)(body.read_bytes(), timeout=120)
+    agree(first_raw_output(answer), expected, "serve, gRPC")
+    fixed = {"kind": "remote", "port": server.grpc, "method": METHOD, "body": str(body)}
+    return lambda count, seconds: clients.line({**fixed, "clients": count, "seconds": seconds})
 
 
 @contextlib.contextmanager
@@ -482,6 +562,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
+        os.environ["SHARDRUN_CACHE"] = str(folder / "cache")
         for name in arguments.models:
             if name == "language":
                 if arguments.language is None:

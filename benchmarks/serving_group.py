@@ -46,13 +46,14 @@ def texts(folder: str, _: str, ranks: int) -> Callable[[dict[str, Any]], dict[st
     from launcher.generation.sample import Token
 
     model = load_language_model(folder, ranks=ranks, threads=1, launcher="local")
-    engine = model.engine(sequences=8)
+    engine = model.engine(sequences=8)  # which does not keep the model
 
     def answer(asked: dict[str, Any]) -> dict[str, Any]:
         found: list[tuple[list[float], int]] = []
         began = time.perf_counter()
 
         def client(prompt: list[int]) -> None:
+            assert model.decoder is not None
             stream = engine.submit(prompt, max_new_tokens=asked["new"], temperature=0, ignore_eos=True)
             events = [(time.perf_counter(), event) for event in stream if isinstance(event, Token)]
             found.append(([at for at, event in events if event.text], len(events)))
@@ -63,6 +64,8 @@ def texts(folder: str, _: str, ranks: int) -> Callable[[dict[str, Any]], dict[st
         for thread in threads:
             thread.join()
         gaps = [(b - a) * 1e3 for times, _ in found for a, b in itertools.pairwise(times)]
+        if len(found) < len(threads):
+            raise SystemExit("A text failed: see above.")
         return {
             "first": [(times[0] - began) * 1e3 for times, _ in found],
             "gaps": gaps, "tokens": sum(count for _, count in found), "seconds": time.perf_counter() - began,

@@ -5,9 +5,9 @@
 Each line on standard input is a load, as JSON; each is answered with one line of JSON. ``kind`` "whole":
 each of so many ``clients`` sends the same request (``head`` and the file ``body``) to ``port`` again as
 soon as it has its answer, for so many ``seconds``. All connections are in one thread, without any HTTP
-library, whose 0.1 to 1 ms a request would be measured as the server's; given are all waits. "stream": each
-client asks once for a text that comes in server-sent events; given are the waits for the first event and
-between two, and the tokens of all.
+library, whose 0.1 to 1 ms a request would be measured as the server's; given are all waits. "remote": the
+same over gRPC, ``body`` being the message. "stream": each client asks once for a text that comes in
+server-sent events; given are the waits for the first event and between two, and the tokens of all.
 """
 
 from __future__ import annotations
@@ -163,6 +163,40 @@ def whole(port: int, head: str, body: bytes, clients: int, seconds: float) -> di
     }  # fmt: skip
 
 
+def remote(port: int, method: str, body: bytes, clients: int, seconds: float) -> dict[str, Any]:
+    """A load of calls over gRPC: a thread and a channel for each client, and messages as bytes. grpcio's own
+    share, of a tenth of a millisecond and more, is measured with them."""
+    import grpc
+
+    waits: list[float] = []
+    failed: list[str] = []
+    begin = threading.Barrier(clients + 1)
+
+    def client() -> None:
+        options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
+            call = channel.unary_unary(method)
+            begin.wait()
+            try:
+                while (start := time.perf_counter()) < until[0]:
+                    call(body, timeout=SECONDS)
+                    waits.append((time.perf_counter() - start) * 1e3)
+            except grpc.RpcError as error:
+                failed.append(str(error))
+
+    threads = [threading.Thread(target=client) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    until = [time.perf_counter() + seconds]
+    begin.wait()
+    began = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise Broken(failed[0])
+    return {"waits": waits, "seconds": time.perf_counter() - began}
+
+
 def stream(port: int, path: str, bodies: list[dict[str, Any]]) -> dict[str, Any]:
     """A load of texts, one for each client, all at once."""
     found: list[dict[str, Any]] = []
@@ -226,8 +260,9 @@ def main() -> None:
         asked = json.loads(line)
         kind = asked.pop("kind")
         try:
-            if kind == "whole":
-                found = whole(**{**asked, "body": Path(asked["body"]).read_bytes()})
+            if kind in {"whole", "remote"}:
+                load = whole if kind == "whole" else remote
+                found = load(**{**asked, "body": Path(asked["body"]).read_bytes()})
             else:
                 found = stream(**asked)
         except (Broken, OSError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Any
 
 
 class Within:
@@ -32,14 +31,14 @@ class Within:
             raise asyncio.TimeoutError from error
 
 
-def this_task() -> asyncio.Task[Any]:
+def this_task() -> asyncio.Task[object]:
     """The task that runs."""
     task = asyncio.current_task()
     assert task is not None
     return task
 
 
-def taken_back(task: asyncio.Task[Any]) -> bool:
+def taken_back(task: asyncio.Task[object]) -> bool:
     """Takes back a ``cancel`` of our own, whose error becomes another one; whether nobody else has cancelled
     the task, as far as is known: tasks count since Python 3.11."""
     uncancel = getattr(task, "uncancel", None)

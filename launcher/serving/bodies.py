@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ _KINDS: Mapping[type, str] = {
 }  # fmt: skip
 
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _PACKED = {"gzip", "x-gzip", "deflate"}
 
 
@@ -94,13 +96,31 @@ def _too_large(most: int, found: str) -> RefusalError:
     )
 
 
+def _read_slowly(data: bytes) -> object:
+    """JSON, by Python's own parser: it reads numbers of any size, which are refused where they are asked for,
+    and says what is wrong with what is none. Raises `RefusalError`."""
+    try:
+        found: object = json.loads(data.decode("utf-8-sig"), parse_constant=_reject)
+        if _SURROGATE.search(data):  # half a character is no text for models, tokenizers and logs
+            json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise bad(f"the body is no JSON: {error}"[:200]) from None
+    return found
+
+
+def _reject(text: str) -> None:
+    raise ValueError(f"{text} is no number of JSON")
+
+
 def object_of(data: bytes) -> dict[str, object]:
     """The JSON object of a body. Raises `RefusalError`."""
     view = memoryview(data)[len(BOM_UTF8) if data.startswith(BOM_UTF8) else 0 :]
     try:
         found = orjson.loads(view)
     except orjson.JSONDecodeError as error:
-        raise bad(f"the body is no JSON: {error}"[:200]) from None
+        if len(data) >= LARGE:
+            raise bad(f"the body is no JSON: {error}"[:200]) from None
+        found = _read_slowly(data)
     if not isinstance(found, dict):
         raise bad(f"the body: expected a JSON object, found {said(found)}")
     return cast("dict[str, object]", found)

@@ -25,10 +25,9 @@ def ran(name: str, out: Path, *arguments: object) -> Any:
 @pytest.mark.timeout(200)
 def test_a_server_beside_its_ranks(tmp_path: Path) -> None:
     rows = ran("serving.py", tmp_path / "rows.json", "--quick", "--ranks", 1)
-    found = {(row["contestant"], row["clients"]) for row in rows}
-    assert found == {
-        (name, count) for name in ("group.predict", "serve, JSON", "serve, binary") for count in (1, 4)
-    }
+    found = {row["contestant"] for row in rows}
+    assert found - {"serve, gRPC"} == {"group.predict", "serve, JSON", "serve, binary"}
+    assert len(rows) == 2 * len(found) and {row["clients"] for row in rows} == {1, 4}
     for row in rows:
         assert 0 < row["p50"] <= row["p90"] <= row["p99"] and row["rate"] > 0 and row["used"] >= 0
         assert row["contestant"] != "group.predict" or (row["part"], row["more"]) == (1, 0)
@@ -36,6 +35,6 @@ def test_a_server_beside_its_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(200)
 def test_no_answer_is_wrong_or_lost_while_ranks_are_killed(tmp_path: Path) -> None:
-    found = ran("soak.py", tmp_path / "soak.json", "--requests", 400, "--kills", 2, "--clients", 4)
-    assert (found["right"], found["wrong"], found["lost"], found["kills"]) == (400, [], [], 2)
+    found = ran("soak.py", tmp_path / "soak.json", "--requests", 300, "--kills", 2, "--clients", 4)
+    assert (found["right"], found["wrong"], found["lost"], found["kills"]) == (300, [], [], 2)
     assert len(found["memory"]) == 10 and found["memory"][-1]["processes"] == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.group import halted
 from launcher.group.serving.asked import Asked
@@ -77,7 +77,7 @@ class _Timer:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
         self._loop, self._work = loop, work
-        self._next: Any = loop.call_later(halted.LOOK_SECONDS, self._due)
+        self._next = loop.call_later(halted.LOOK_SECONDS, self._due)
 
     def _due(self) -> None:
         self._next = self._loop.call_later(halted.LOOK_SECONDS, self._due)
