@@ -624,7 +624,7 @@ def test_nodes_that_are_not_on_cuda_fail() -> None:
 import numpy as np
 from ranks.devices.providers import CPU, CUDA
 from ranks.sessions import session
-from ranks.sessions.assigned import RECORD
+from tests.gpu.assigned import RECORD
 from tests.gpu.near import assert_on_cuda
 from tests.ranks.body_models import far, model, near, value
 made = model([near("y"), far("z")], [value("x", [3, 128]), value("w", [16, 128])], ["y", "z"])
@@ -639,6 +639,34 @@ for types in ((), ("Gemm",), ("CDist",), ("Conv",)):
 """
     ended = stand_in.run(program)
     assert ended.stdout.splitlines() == ["not", "on CUDA", "not", "not"], ended.stderr
+
+
+def test_nodes_that_did_not_run_on_cuda_fail() -> None:
+    """As every release of ONNX Runtime tells it, while a session runs."""
+    program = """
+import pathlib, tempfile
+import pytest
+from ranks.devices.providers import CPU, CUDA
+from ranks.sessions import session
+from tests.gpu.near import assert_ran_on_cuda, profiled
+from tests.ranks.body_models import W, X, far, model, near, value
+for nodes in ([near("y")], [near("y"), far("z")], [far("z")], None):
+    outs = [] if nodes is None else [node.output[0] for node in nodes]
+    made = model(nodes or [near("y")], [value("x", [3, 128]), value("w", [16, 128])], outs or ["y"])
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        profiled(patch, pathlib.Path(folder))
+        config = session.SessionConfig(threads=1, providers=(CUDA, CPU))
+        one = session.create(made.SerializeToString(), config, "the model")
+        if nodes:
+            one.run(None, {"x": X, "w": W})
+        try:
+            assert_ran_on_cuda(one)
+            print("on CUDA")
+        except AssertionError:
+            print("not")
+"""
+    ended = stand_in.run(program)
+    assert ended.stdout.splitlines() == ["on CUDA", "not", "not", "not"], ended.stderr
 
 
 @pytest.fixture

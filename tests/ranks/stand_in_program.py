@@ -31,10 +31,10 @@ from ranks.lite.options.targets import place
 from ranks.precision.request import Asked
 from ranks.run import executor, group, target
 from ranks.run.placement import Placement
-from ranks.sessions.assigned import RECORD, nodes_of
 from ranks.sessions.session import SessionConfig, create, reason
 from ranks.weights.device import cuda_ipc
 from sharding.importers import torch_import
+from tests.gpu.assigned import RECORD, nodes_of
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.rank_models import model, node, save, value
 

@@ -419,22 +419,30 @@ def test_a_number_that_is_not_the_ranks_is_taken_at_its_word(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("scenario", "said"),
     [
-        ("shared", ("1 of the 2", "16384 of 24576", "QLinearMatMul")),
-        # The other weight's copy for the CPU counts, too.
-        ("shared_in_bodies", ("2 of the 3", "24576 of 32768", "CDist, QLinearMatMul")),
+        ("shared", ("1 of the 2", "16384 of 24576", "QLinearMatMul", "")),
+        (
+            "shared_in_bodies",
+            (
+                "2 of the 2",
+                "24576 of 24576",
+                "CDist, QLinearMatMul",
+                "The copies on the GPU of 1 of them are shared. ",
+            ),
+        ),
     ],
 )
 def test_weights_that_cannot_be_used_on_the_gpu_are_told_of(
-    scenario: str, said: tuple[str, str, str], tmp_path: Path
+    scenario: str, said: tuple[str, str, str, str], tmp_path: Path
 ) -> None:
     found = result(start(scenario, str(tmp_path), SHARDRUN_CACHE=str(tmp_path / "cache")))
     assert found["near"] == [True, True]
     assert found["blocks"] == [8192], "what the CPU reads takes no room on the GPU"
     for warned in found["warned"]:
         assert len(warned) == 1
-        assert re.match(
-            rf"{said[0]} weights of .*/shared\.onnx on the GPU, {said[1]} bytes, are not shared: ONNX "
-            rf"Runtime runs nodes that read them on the CPU \({said[2]}\), so each process holds a copy",
+        assert re.fullmatch(
+            rf"{said[0]} weights of .*/shared\.onnx on the GPU, {said[1]} bytes, are not shared, but loaded "
+            rf"by each process: ONNX Runtime reads them in host memory \({said[2]}\)\. {said[3]}"
+            r"To share all, share the model on the CPU\.",
             warned[0],
         )
 
