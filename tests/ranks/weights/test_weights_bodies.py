@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,16 @@ from onnx import TensorProto
 
 from ranks.devices.providers import CPU
 from ranks.errors import ModelError
+from ranks.sessions.session import SessionConfig
 from ranks.weights.device import bodies, copies, places
 from ranks.weights.device.cuda_ipc import ALIGNMENT
+from ranks.weights.device.device_model import export_device_weights
 from ranks.weights.device.places import Place
 from sharding.onnx_files.external import place_of, put_place
 from sharding.onnx_files.walk import graphs_in, nodes_in
 from tests.ranks import stand_in
-from tests.ranks.body_models import models
+from tests.ranks.body_models import beam, models
+from tests.ranks.fake_cuda import FakeDriver
 from tests.ranks.rank_models import model, node, value
 
 NAMES = tuple(models())
@@ -269,3 +273,17 @@ def test_copies_of_weights_are_one_weight() -> None:
     copies.without_copied_weights(made.graph, ["w0", "w1", "w2", "w3"], data)
     assert [one.input[1] for one in made.graph.node] == ["w0", "w0", "w2", "w3"]
     assert [tensor.name for tensor in made.graph.initializer] == ["w0", "w2", "w3"]
+
+
+def test_a_search_over_shared_weights(tmp_path: Path) -> None:
+    """Those of its decoder lie outside of it, then."""
+    made, there, mask = beam()
+    path, ids = tmp_path / "search.onnx", np.arange(2 * 128, dtype=np.int32).reshape(2, 128) % 60 + 2
+    onnx.save(made, path)
+    config = SessionConfig(threads=1)
+    weights = export_device_weights(path, config, tmp_path / "device", FakeDriver())
+    found = weights.session(config, "the search").run(None, {"ids": ids})
+    assert weights.bytes == there + mask
+    (right,) = ort.InferenceSession(path, providers=[CPU]).run(None, {"ids": ids})
+    np.testing.assert_array_equal(found[0], right)
+    weights.close()
