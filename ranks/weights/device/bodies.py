@@ -73,6 +73,20 @@ def read_as(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
         read.node.input[read.index] = names[read.weight]
 
 
+def declare(graph: onnx.GraphProto) -> None:
+    """Has bodies say of which type the weights are that they read from outside: of what is in a BeamSearch
+    ONNX Runtime 1.23 does not see it."""
+    import onnx
+
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    for body in graphs_in(*(body for node in graph.node for body in subgraphs(node))):
+        known = _made(body) | {value.name for value in body.value_info}
+        for name in dict.fromkeys(name for node in body.node for name in node.input):
+            if name in held and name not in known:
+                kind, lengths = held[name].data_type, held[name].dims
+                body.value_info.append(onnx.helper.make_tensor_value_info(name, kind, lengths))
+
+
 def names_in(graph: onnx.GraphProto) -> set[str]:
     """The names that a graph and the bodies in it give to values."""
     return {name for inner in graphs_in(graph) for name in _made(inner)}

@@ -262,6 +262,7 @@ def _prepare(model: Path, config: SessionConfig, work: Path, driver: Driver) -> 
     bodies.put_outside(optimised.graph)
     if config.providers[0] != CPU:
         _tell_apart(optimised, replace(config, folder=work), work, driver)
+    bodies.declare(optimised.graph)
     (work / GRAPH).write_bytes(optimised.SerializeToString())
     (work / SOURCE).write_text(str(model), encoding="utf-8", errors="surrogateescape")
     for file in (work / GRAPH, work / DATA):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ranks.devices import dlpack
 from ranks.errors import ShardrunError
-from ranks.weights.device.bodies import Read, names_in, reads, size_of, unused
+from ranks.weights.device.bodies import Read, declare, names_in, reads, size_of, unused
 from sharding.onnx_files.external import place_of, put_place
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def find(
             values[tensor.name] = dlpack.value_at(at[0], tensor.data_type, list(tensor.dims), at[1])
         del tried.graph.initializer[:]
         tried.graph.initializer.extend((*rest, *own))
+        declare(tried.graph)
         try:
             open_(tried.SerializeToString(), values)
         except ShardrunError as error:

@@ -140,6 +140,24 @@ def test_names_mean_what_they_meant() -> None:
     assert not parted(made, names, "Add"), "again"
 
 
+def test_bodies_say_of_which_types_weights_of_the_graph_are() -> None:
+    """ONNX Runtime 1.23 takes what a BeamSearch reads from outside in no other way."""
+    made = odd()
+    far_away(made.graph)
+    bodies.put_outside(made.graph)
+    bodies.declare(made.graph)
+    bodies.declare(made.graph)
+    outside = {tensor.name for tensor in made.graph.initializer}
+    for body in _bodies(made.graph):
+        read = {name for one in body.node for name in one.input} & outside
+        assert sorted(value.name for value in body.value_info) == sorted(read)
+        for one in body.value_info:
+            kind = one.type.tensor_type
+            assert (kind.elem_type, [dim.dim_value for dim in kind.shape.dim]) == (TensorProto.FLOAT, [3])
+    near_again(made.graph)
+    assert answers(made) == answers(odd())
+
+
 def _bodies(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
     return list(graphs_in(graph))[1:]
 
