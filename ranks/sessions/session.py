@@ -177,7 +177,7 @@ def reason(error: Exception) -> str:
 def run_error(error: Exception) -> ModelError:
     """Why a session could not run, in plain words."""
     why = reason(error)
-    if "cuda_graph" in why or "captur" in why:
+    if any(word in why.lower() for word in ("cuda_graph", "cudagraph", "captur")):
         why = f"{why.rstrip('.')}; without SHARDRUN_CUDA_GRAPHS=1 (enable_cuda_graph) nothing is captured."
     return ModelError(f"ONNX Runtime could not run the model: {why}")
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from ranks.devices import devices
@@ -209,6 +210,7 @@ def test_the_time_for_all_is_up(pretend: Any) -> None:
 
 LATE_TESTS = """
 import time
+import onnxruntime as ort
 import pytest
 def test_wrong(): assert 1 == 2
 @pytest.mark.timeout(0)
@@ -619,6 +621,10 @@ def test_answers_of_tf32_are_near_and_those_that_lack_a_part_are_not() -> None:
         near.assert_near([right, np.arange(3)], [right, np.arange(3) + 1])
 
 
+@pytest.mark.skipif(
+    not hasattr(ort.InferenceSession, "get_provider_graph_assignment_info"),
+    reason="this ONNX Runtime says only of nodes that have run where they are",
+)
 def test_nodes_that_are_not_on_cuda_fail() -> None:
     program = """
 import numpy as np
@@ -645,6 +651,7 @@ def test_nodes_that_did_not_run_on_cuda_fail() -> None:
     """As every release of ONNX Runtime tells it, while a session runs."""
     program = """
 import pathlib, tempfile
+import onnxruntime as ort
 import pytest
 from ranks.devices.providers import CPU, CUDA
 from ranks.sessions import session
