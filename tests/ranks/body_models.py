@@ -218,6 +218,7 @@ def owner(folder: Path) -> Any:
         sizes = [block.size for block in blocks if block.name in cuda_ipc.OWN.names - before]
         said = [str(one.message) for one in caught]
         found[name] = {"right": told(kept[-1], path), "bytes": sum(sizes), "said": said}
+        found[name]["files"] = sorted({one.name for one in folder.glob("cache/device/*/*")})
         handles[name] = str(kept[-1].handle)
     command = [sys.executable, "-m", "tests.ranks.body_models", "attached", str(folder), json.dumps(handles)]
     other = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

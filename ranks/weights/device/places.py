@@ -37,6 +37,7 @@ EMPTY = "shardrun_empty"
 """The name of a file without bytes that must lie beside the model."""
 _OWN = "shardrun_read_"
 _MISSED = re.compile(rf"{_OWN}(\d+)")
+_MOST_INSIDE = 1 << 20
 _HOST = (1, 0)  # DLPack's CPU
 
 
@@ -102,6 +103,8 @@ def find(
         except ShardrunError as error:
             number = _missed(str(error), [tensor.name for tensor in own])
             if number is None or places[number] is Place.GRAPH:
+                raise
+            if places[number] is Place.FILE and size_of(own[number]) > _MOST_INSIDE:
                 raise
             _correct(places, told, slots, number)
         else:

@@ -57,6 +57,7 @@ def test_what_the_gpu_reads_is_shared_and_the_rest_told_of(shared: Any, name: st
     assert found["right"] and attached[name]
     assert found["bytes"] == max(case.there, ALIGNMENT), "the block has what the GPU reads, and nothing else"
     assert not refused, "ONNX Runtime has made another copy"
+    assert found["files"] == ["complete.json", "graph.onnx", "model.txt", "weights.data"]
     (said,) = found["said"]
     total = case.there + case.copied * (not case.both)  # in these models all or none of what is copied
     assert re.fullmatch(
@@ -281,6 +282,10 @@ def test_an_error_that_has_nothing_to_do_with_places_is_raised() -> None:
     with pytest.raises(ModelError, match="no kernel for shardrun_read_0"):
         places.find(made, ["w0"], refuse("no kernel for shardrun_read_0"), (data.ctypes.data, (2, 0)), data)
     assert tries == [1, 1, 1, 0, 0]
+    made.graph.initializer[0].dims[:] = [1 << 20]  # no list of lengths: it is not put into the graph
+    with pytest.raises(ModelError, match="no kernel for shardrun_read_0"):
+        places.find(made, ["w0"], refuse("no kernel for shardrun_read_0"), (data.ctypes.data, (2, 0)), data)
+    assert tries == [1, 1, 1, 0, 0, 1, 1, 0]
 
 
 def test_copies_of_weights_are_one_weight() -> None:
