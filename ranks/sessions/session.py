@@ -160,6 +160,8 @@ def _check_paths(model: bytes | Path, config: SessionConfig, what: str) -> None:
 
 _SOURCE_PLACE = re.compile(r"\S*/onnxruntime/\S+\.(?:h|hpp|cc|cpp|cu):\d+ (?:.*? was false\. (?=\S))?")
 """Where in ONNX Runtime's source a check stands, and its condition where words follow."""
+_PARAMETERS = re.compile(r"(?<=\w)\([^()]{20,}\)(?= .* was false\.?$)")
+"""Those of the function in which a check stands, beside which its condition is lost."""
 
 
 def reason(error: Exception) -> str:
@@ -168,7 +170,8 @@ def reason(error: Exception) -> str:
     for mark in ("Status Message: ", "[ONNXRuntimeError] : "):
         if mark in text:
             text = text.split(mark, 1)[1]
-    text, more = _SOURCE_PLACE.sub("", devices.said(text)), limits.shortage(error)
+    text = _PARAMETERS.sub("()", _SOURCE_PLACE.sub("", devices.said(text)))
+    more = limits.shortage(error)
     if more and limits.of_memory(error):
         more = devices.memory_advice() or more
     return text[:600].rstrip(".") + (f"; {more}." if more else ".")
@@ -177,7 +180,7 @@ def reason(error: Exception) -> str:
 def run_error(error: Exception) -> ModelError:
     """Why a session could not run, in plain words."""
     why = reason(error)
-    if "cuda_graph" in why or "captur" in why:
+    if any(word in why.lower() for word in ("cuda_graph", "cudagraph", "captur")):
         why = f"{why.rstrip('.')}; without SHARDRUN_CUDA_GRAPHS=1 (enable_cuda_graph) nothing is captured."
     return ModelError(f"ONNX Runtime could not run the model: {why}")
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from ranks.devices import devices
@@ -209,6 +210,7 @@ def test_the_time_for_all_is_up(pretend: Any) -> None:
 
 LATE_TESTS = """
 import time
+import onnxruntime as ort
 import pytest
 def test_wrong(): assert 1 == 2
 @pytest.mark.timeout(0)
@@ -619,12 +621,16 @@ def test_answers_of_tf32_are_near_and_those_that_lack_a_part_are_not() -> None:
         near.assert_near([right, np.arange(3)], [right, np.arange(3) + 1])
 
 
+@pytest.mark.skipif(
+    not hasattr(ort.InferenceSession, "get_provider_graph_assignment_info"),
+    reason="this ONNX Runtime says only of nodes that have run where they are",
+)
 def test_nodes_that_are_not_on_cuda_fail() -> None:
     program = """
 import numpy as np
 from ranks.devices.providers import CPU, CUDA
 from ranks.sessions import session
-from ranks.sessions.assigned import RECORD
+from tests.gpu.assigned import RECORD
 from tests.gpu.near import assert_on_cuda
 from tests.ranks.body_models import far, model, near, value
 made = model([near("y"), far("z")], [value("x", [3, 128]), value("w", [16, 128])], ["y", "z"])
@@ -639,6 +645,35 @@ for types in ((), ("Gemm",), ("CDist",), ("Conv",)):
 """
     ended = stand_in.run(program)
     assert ended.stdout.splitlines() == ["not", "on CUDA", "not", "not"], ended.stderr
+
+
+def test_nodes_that_did_not_run_on_cuda_fail() -> None:
+    """As every release of ONNX Runtime tells it, while a session runs."""
+    program = """
+import pathlib, tempfile
+import onnxruntime as ort
+import pytest
+from ranks.devices.providers import CPU, CUDA
+from ranks.sessions import session
+from tests.gpu.near import assert_ran_on_cuda, profiled
+from tests.ranks.body_models import W, X, far, model, near, value
+for nodes in ([near("y")], [near("y"), far("z")], [far("z")], None):
+    outs = [] if nodes is None else [node.output[0] for node in nodes]
+    made = model(nodes or [near("y")], [value("x", [3, 128]), value("w", [16, 128])], outs or ["y"])
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        profiled(patch, pathlib.Path(folder))
+        config = session.SessionConfig(threads=1, providers=(CUDA, CPU))
+        one = session.create(made.SerializeToString(), config, "the model")
+        if nodes:
+            one.run(None, {"x": X, "w": W})
+        try:
+            assert_ran_on_cuda(one)
+            print("on CUDA")
+        except AssertionError:
+            print("not")
+"""
+    ended = stand_in.run(program)
+    assert ended.stdout.splitlines() == ["on CUDA", "not", "not", "not"], ended.stderr
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from ranks.devices import devices
+from ranks.devices.linked import needed
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -159,3 +161,17 @@ def test_the_page_on_gpus_names_the_versions_that_are_installed() -> None:
             assert built.strip() == f"CUDA {onnxruntime.cuda_version}"
             wanted = devices.OLDEST_DRIVERS[int(onnxruntime.cuda_version.partition(".")[0])]
             assert driver.strip().startswith(str(wanted))
+
+
+def test_the_page_on_gpus_names_what_the_provider_links_to() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text("utf-8")
+    words = {"libcuda": "the driver", "libcublas": "cuBLAS", "libcublasLt": "cuBLASLt", "libcurand": "cuRAND"}
+    words |= {"libcudart": "the CUDA runtime", "libcudnn": "cuDNN", "libcufft": "cuFFT"}
+    provider = Path(onnxruntime.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
+    linked = {name.partition(".")[0] for name in needed(provider)} & words.keys()
+    if not linked:
+        pytest.skip("onnxruntime-gpu is not installed (it is for x86-64)")
+    said = re.search(rf"{re.escape(onnxruntime.__version__)}: (the driver, [\w, ]+)\s+\(", page)
+    if said is None:
+        pytest.skip(f"the page has the list of the newest release, and this is {onnxruntime.__version__}")
+    assert set(re.split(r", | and ", said[1])) == {words[name] for name in linked}

@@ -19,7 +19,7 @@ from ranks.errors import PeerLostError, ShardrunError
 from ranks.identity.identity import identify
 from ranks.run import executor, group, target
 from ranks.run.placement import Placement
-from ranks.sessions.assigned import RECORD, nodes_of
+from tests.gpu.assigned import RECORD, nodes_of
 from tests.gpu.near import assert_on_cuda
 
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")

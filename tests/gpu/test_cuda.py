@@ -18,9 +18,9 @@ import pytest
 from launcher import start
 from ranks.run import executor
 from ranks.run.placement import Placement
-from ranks.sessions.assigned import RECORD, nodes_of
 from sharding import slice_model
 from sharding.slices.mesh import Mesh
+from tests.gpu.assigned import RECORD, nodes_of
 from tests.gpu.near import assert_near, assert_on_cuda
 from tests.ranks import worlds
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks

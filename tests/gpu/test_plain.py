@@ -11,22 +11,22 @@ from ranks.devices.providers import CPU, CUDA
 from ranks.errors import DeviceError
 from ranks.run import executor
 from ranks.run.placement import Placement
-from ranks.sessions.assigned import RECORD
-from tests.gpu.near import assert_near, assert_on_cuda
+from tests.gpu.near import assert_near, assert_ran_on_cuda, profiled
 from tests.ranks.rank_models import joined, save
 from tests.ranks.run.test_executor import mlp, rows
 
 PROVIDERS = (CUDA, CPU)
 
 
-def test_a_plain_model(tmp_path: Path) -> None:
+def test_a_plain_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profiled(monkeypatch, tmp_path)
     (path,) = save([joined([mlp(0, 1)])], tmp_path)
-    loaded = executor.load(path, placement=Placement(PROVIDERS), options=executor.LoadOptions(RECORD))
-    assert loaded._session is not None
-    assert_on_cuda(loaded._session)
+    loaded = executor.load(path, placement=Placement(PROVIDERS))
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     for feed in rows(1, 5, 5, 0):
         assert_near(loaded.run(feed), session.run(None, feed))
+    assert loaded._session is not None
+    assert_ran_on_cuda(loaded._session)
 
 
 def test_a_device_that_is_not_there(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from ranks.errors import ModelError
 from ranks.run import executor
 from ranks.run.placement import Placement
 from ranks.sessions import arena
@@ -77,6 +78,23 @@ def cut(folder: Path) -> Any:
         there = [one for one in loaded._program._sessions if one is not None]
         told = [one.get_provider_options()[CUDA[0]]["arena_extend_strategy"] for one in there]
         return runs, told, [_shares(one.get_session_options()) for one in there]
+
+    return on_ranks(1, work)[0]
+
+
+def cut_fails(folder: Path) -> Any:
+    """What is said in the run that would be captured."""
+    use_tensors()
+    whole, _ = rank_models(folder)
+
+    def work(world: FakeCommunicator) -> str:
+        loaded = executor.load(whole, communicator=world, placement=Placement(CUDA))
+        loaded.run({"x": X})
+        try:
+            loaded.run({"x": X})
+        except ModelError as error:
+            return str(error)
+        return "it ran"
 
     return on_ranks(1, work)[0]
 

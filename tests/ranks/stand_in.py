@@ -82,6 +82,7 @@ def _wanted(nm: str) -> dict[str, dict[str, str]]:
         for library in needed(provider):
             if _OURS.fullmatch(library):
                 found.setdefault(library, {})
+    found.setdefault(_DRIVER, {})  # which older providers load by name
     unversioned = {
         "cu": _DRIVER,
         "createNvOnnx": next(name for name in found if name.startswith("libnvonnxparser")),

@@ -31,10 +31,10 @@ from ranks.lite.options.targets import place
 from ranks.precision.request import Asked
 from ranks.run import executor, group, target
 from ranks.run.placement import Placement
-from ranks.sessions.assigned import RECORD, nodes_of
 from ranks.sessions.session import SessionConfig, create, reason
 from ranks.weights.device import cuda_ipc
 from sharding.importers import torch_import
+from tests.gpu.assigned import RECORD, nodes_of
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.rank_models import model, node, save, value
 
@@ -190,11 +190,12 @@ def failing(folder: Path) -> Any:
     kernel = {"w": np.ones((1, 1, 3, 3), np.float32)}
     onnx.save(model([conv], [value("x", [1, 1, 5, 5])], [value("y", [1, 1, 3, 3])], kernel), path)
     for device in (5, 0):
+        words.append("")
         try:
             loaded = create(path, SessionConfig(providers=CUDA, device_id=device), str(path))
             loaded.run(None, {"x": np.ones((1, 1, 5, 5), np.float32)})
         except Exception as error:
-            words.append(str(error) if isinstance(error, ShardrunError) else reason(error))
+            words[-1] = str(error) if isinstance(error, ShardrunError) else reason(error)
     return words
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
@@ -30,8 +30,7 @@ from ranks.devices.cuda_driver import Driver
 from ranks.devices.providers import CPU
 from ranks.errors import WeightsError
 from ranks.sessions import session
-from ranks.sessions.assigned import RECORD, name_all, on_cpu, read_on_cpu
-from ranks.weights.device import bodies, cuda_ipc
+from ranks.weights.device import bodies, copies, cuda_ipc, places
 from ranks.weights.device.cuda_ipc import ALIGNMENT, Block
 from ranks.weights.prepared.keys import runtime
 from ranks.weights.prepared.prepare import LARGE_BYTES, without_doubles
@@ -82,7 +81,6 @@ class DeviceWeights:
         self._block = block
         self._folder = folder
         self._used = used
-        self._on_cpu: frozenset[str] = frozenset()
         self._values = {
             tensor["name"]: dlpack.value_at(
                 block.address + tensor["offset"],
@@ -113,21 +111,16 @@ class DeviceWeights:
         """Whether the memory stays valid for others when its owner ends: `ranks.weights.device.cuda_ipc`."""
         return self._block.kind == "descriptor"
 
-    @property
-    def idle(self) -> frozenset[str]:
-        """Weights in the block that no session uses there, as far as the last one has shown."""
-        return self._on_cpu & self._values.keys()
-
     def session(self, config: SessionConfig, what: str) -> ort.InferenceSession:
         """A session of the model over these weights. Raises `ModelError` and `DeviceError`."""
         config = replace(config, folder=self._folder, device_id=self.device)
         try:
-            graph = (self._folder / GRAPH).read_bytes()
+            model = (self._folder / GRAPH).read_bytes()
         except OSError as error:
             raise WeightsError(f"{error.filename} of {what} cannot be read: {error.strerror}.") from None
-        made = _unchanged(graph, config, what, self._values)
+        made = _unchanged(model, config, what, self._values)
         if config.providers[0] != CPU:
-            self._on_cpu = _say_copies(graph, made, what)
+            _say_copies(model, what)
         return made
 
     def close(self) -> None:
@@ -139,44 +132,44 @@ class DeviceWeights:
 
 
 def _unchanged(
-    graph: bytes, config: SessionConfig, what: str, values: Mapping[str, ort.OrtValue] | None = None
+    model: bytes, config: SessionConfig, what: str, values: Mapping[str, ort.OrtValue]
 ) -> ort.InferenceSession:
-    """A session of an optimised graph over these ``values``; it says who has taken its nodes."""
-    options = session.options_for(replace(config, entries={**config.entries, **RECORD}))
+    """A session of an optimised model over these ``values``."""
+    options = session.options_for(config)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    for name, value in (values or {}).items():
+    for name, value in values.items():
         options.add_initializer(name, value)
-    return session.create_plain(graph, config, what, options)
+    return session.create_plain(model, config, what, options)
 
 
-def _say_copies(text: bytes, made: ort.InferenceSession, what: str) -> frozenset[str]:
-    """Warns of weights that a session cannot use on its device, and gives their names: ONNX Runtime only logs
-    it, and copies them."""
+def _say_copies(text: bytes, what: str) -> None:
+    """Warns of weights that sessions read elsewhere than in the block, of which ONNX Runtime says nothing."""
     import onnx
 
-    graph = onnx.load_from_string(text).graph
-    sizes = {tensor.name: _bytes_of(tensor) for tensor in _shareable(graph)}
-    elsewhere = read_on_cpu(graph, made, sizes)
-    large = [tensor for tensor in tensors_in(graph) if tensor.data_location == tensor.EXTERNAL]
-    odd = {tensor.name: tensor for tensor in large if tensor.name not in sizes}
-    if not (elsewhere or odd):
-        return frozenset()
+    model = onnx.load_from_string(text)
+    apart, shareable = places.elsewhere(model), {tensor.name: tensor for tensor in _shareable(model.graph)}
+    large = [tensor for tensor in tensors_in(model.graph) if tensor.data_location == tensor.EXTERNAL]
+    odd = [tensor for tensor in large if tensor.name not in shareable]
+    if not (apart or odd):
+        return
     why = []
-    if elsewhere:
-        kinds = ", ".join(sorted(set(elsewhere.values())))
-        why.append(f"ONNX Runtime runs nodes that read them on the CPU ({kinds})")
+    if apart:
+        readers = sorted({reader for one in apart.values() for reader in one.readers})
+        why.append(f"ONNX Runtime reads them in host memory ({', '.join(readers)})")
     if odd:
-        types = sorted({onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in odd.values()})
-        why.append(f"it takes no {' or '.join(types)} from elsewhere")
-    lengths = sizes | {name: place_of(tensor).length or 0 for name, tensor in odd.items()}
-    copied = sum(lengths[name] for name in (*elsewhere, *odd))
+        types = sorted({onnx.TensorProto.DataType.Name(tensor.data_type) for tensor in odd})
+        why.append(f"ONNX Runtime takes no {' or '.join(types)} from others")
+    copied = [one.bytes for one in apart.values()] + [place_of(tensor).length or 0 for tensor in odd]
+    there = [bodies.size_of(tensor) for name, tensor in shareable.items() if name not in apart]
+    both = [one.bytes for one in apart.values() if one.both]  # one weight with two names
     warn_once(
         f"copies:{what}",
-        f"{len(elsewhere) + len(odd)} of the {len(lengths)} weights of {what} on the GPU, {copied} of "
-        f"{sum(lengths.values())} bytes, are not shared: {' and '.join(why)}, so each process holds a copy "
-        "of its own. To share these, too, share the model on the CPU.",
+        f"{len(copied)} of the {len(copied) + len(there) - len(both)} weights of {what} on the GPU, "
+        f"{sum(copied)} of {sum(copied) + sum(there) - sum(both)} bytes, are not shared, but loaded by each "
+        f"process: {' and '.join(why)}. "
+        + (f"The copies on the GPU of {len(both)} of them are shared. " if both else "")
+        + "To share all, share the model on the CPU.",
     )
-    return frozenset(elsewhere)
 
 
 def export_device_weights(
@@ -185,32 +178,27 @@ def export_device_weights(
     folder: Path,
     driver: Driver | None = None,
     cache: Cache | None = None,
-    *,
-    without: Collection[str] = (),
 ) -> DeviceWeights:
     """Puts a model's weights on the device ``config.device_id``, to be shared from there.
 
     ``folder``: where the optimised model lies or is put, which the other processes must be able to read; one
     folder is for one model and one set of options; ``cache``: what it lies in, if that is the cache.
-    ``without``: weights that every session takes from the file instead (`DeviceWeights.idle`). Raises
-    `ModelError`, `DeviceError` ("no CUDA device" where there is none) and `WeightsError`.
+    Raises `ModelError`, `DeviceError` ("no CUDA device" where there is none) and `WeightsError`.
     """
     driver = driver or Driver()
     cache = cache or Cache(DEVICE_KIND, None, folder.parent)
     with collected() as used:
-        cache.get_or_make(folder.name, lambda work: _prepare(model, config, work))
+        cache.get_or_make(folder.name, lambda work: _prepare(model, config, work, driver))
     try:
-        return _export(config, folder, driver, used, without)
+        return _export(config, folder, driver, used)
     except BaseException:
         for held in used:
             held.close()
         raise
 
 
-def _export(
-    config: SessionConfig, folder: Path, driver: Driver, used: Sequence[Pin], without: Collection[str]
-) -> DeviceWeights:
-    tensors, size = _layout(folder, without)
+def _export(config: SessionConfig, folder: Path, driver: Driver, used: Sequence[Pin]) -> DeviceWeights:
+    tensors, size = _layout(folder)
     block = cuda_ipc.allocate(driver, config.device_id, max(size, ALIGNMENT))
     try:
         data = np.memmap(folder / DATA, np.uint8, "r") if tensors else np.empty(0, np.uint8)
@@ -253,7 +241,7 @@ def open_device_weights(
         raise
 
 
-def _prepare(model: Path, config: SessionConfig, work: Path) -> None:
+def _prepare(model: Path, config: SessionConfig, work: Path, driver: Driver) -> None:
     """Writes the optimised model into a new folder."""
     import onnx
 
@@ -268,64 +256,48 @@ def _prepare(model: Path, config: SessionConfig, work: Path) -> None:
     made = session.create_plain(model, config, str(model), options)
     del made
     gc.collect()  # its device memory is free again before the block is made
-    graph = onnx.load(str(work / GRAPH), load_external_data=False)
-    without_doubles(graph.graph)
-    without_copies(graph.graph)
-    bodies.put_outside(graph.graph)
-    name_all(graph.graph)  # who has taken a node is told by its name
-    (work / GRAPH).write_bytes(graph.SerializeToString())
-    if config.providers[0] != CPU and any(subgraphs(node) for node in graph.graph.node):
-        made = _unchanged(graph.SerializeToString(), replace(config, folder=work), str(model))
-        if bodies.put_apart(graph.graph, {tensor.name for tensor in _shareable(graph.graph)}, on_cpu(made)):
-            (work / GRAPH).write_bytes(graph.SerializeToString())
-        del made
-        gc.collect()
+    optimised = onnx.load(str(work / GRAPH), load_external_data=False)
+    without_doubles(optimised.graph)
+    copies.without_copy_nodes(optimised.graph)
+    bodies.put_outside(optimised.graph)
+    if config.providers[0] != CPU:
+        _tell_apart(optimised, replace(config, folder=work), work, driver)
+    bodies.declare(optimised.graph)
+    (work / GRAPH).write_bytes(optimised.SerializeToString())
     (work / SOURCE).write_text(str(model), encoding="utf-8", errors="surrogateescape")
     for file in (work / GRAPH, work / DATA):
         if file.is_file():
             flush(file)  # a crash of the machine must not leave the folder without its bytes
 
 
-def without_copies(graph: onnx.GraphProto) -> None:
-    """Removes the copies between host and device that ONNX Runtime put in: loading puts them in anew, and
-    stumbles over names that are there already."""
-    outputs = {value.name for value in graph.output}
-    names: dict[str, str] = {}
-    kept = []
-    for node in graph.node:
-        if node.op_type not in {"MemcpyFromHost", "MemcpyToHost"} or node.domain not in {"", "ai.onnx"}:
-            kept.append(node)
-            continue
-        source, target = names.get(node.input[0], node.input[0]), node.output[0]
-        if target in outputs and source not in outputs and _is_made_here(graph, source):
-            names[source] = target
-            names = {old: target if new == source else new for old, new in names.items()}
-        elif target in outputs:
-            node.op_type = "Identity"
-            kept.append(node)
-        else:
-            names[target] = source
-    del graph.node[:]
-    graph.node.extend(kept)
-    _rename(graph, names)
-    for node in graph.node:
-        for inner in subgraphs(node):
-            without_copies(inner)
-
-
-def _is_made_here(graph: onnx.GraphProto, name: str) -> bool:
-    return any(name in node.output for node in graph.node if not node.op_type.startswith("Memcpy"))
-
-
-def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    if not names:
+def _tell_apart(model: onnx.ModelProto, config: SessionConfig, work: Path, driver: Driver) -> None:
+    """Has each weight of an optimised model read in one place, and notes which are not read on the device."""
+    shareable = list(_shareable(model.graph))
+    for tensor in shareable:
+        _demand_fit(tensor, work)
+    if not shareable:
         return
-    for inner in graphs_in(graph):
-        for node in inner.node:
-            node.input[:] = [names.get(name, name) for name in node.input]
-            node.output[:] = [names.get(name, name) for name in node.output]
-        for value in inner.value_info:
-            value.name = names.get(value.name, value.name)
+    data = np.memmap(work / DATA, np.uint8, "r")
+    copies.without_copied_weights(model.graph, {tensor.name for tensor in shareable}, data)
+    names = {tensor.name for tensor in _shareable(model.graph)}
+    entries = {**config.entries, "session.disable_prepacking": "1"}  # the values are not those of the model
+    config = replace(config, threads=1, entries=entries)
+
+    def open_(tried: bytes, values: Mapping[str, ort.OrtValue]) -> None:
+        made = _unchanged(tried, config, str(work), values)
+        del made
+        gc.collect()
+
+    block = cuda_ipc.allocate(driver, config.device_id, max(map(bodies.size_of, shareable)))
+    empty = work / places.EMPTY
+    try:
+        empty.touch()
+        device = driver.dlpack_device, config.device_id
+        found = places.find(model, names, open_, (block.address, device), data)
+    finally:
+        empty.unlink(missing_ok=True)
+        block.close()
+    places.put_apart(model, names, found, data)
 
 
 def _shareable(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
@@ -340,25 +312,27 @@ def _shareable(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
             yield tensor
 
 
-def _bytes_of(tensor: onnx.TensorProto) -> int:
-    return math.prod(tensor.dims) * dlpack.width(tensor.data_type)
+def _demand_fit(tensor: onnx.TensorProto, folder: Path) -> None:
+    """Raises `WeightsError` unless the file of a folder has the bytes of a weight."""
+    location, source, _ = place_of(tensor)
+    limit = (folder / DATA).stat().st_size if (folder / DATA).is_file() else 0
+    if location != DATA or source + bodies.size_of(tensor) > limit:
+        raise WeightsError(f"{folder / GRAPH} does not fit {DATA} beside it: delete the folder.")
 
 
-def _layout(folder: Path, without: Collection[str] = ()) -> tuple[list[tuple[Placed, int]], int]:
+def _layout(folder: Path) -> tuple[list[tuple[Placed, int]], int]:
     """The weights to share, each with its place in the file, and the block's size."""
     import onnx
 
-    graph = onnx.load(str(folder / GRAPH), load_external_data=False).graph
-    limit = (folder / DATA).stat().st_size if (folder / DATA).is_file() else 0
+    model = onnx.load(str(folder / GRAPH), load_external_data=False)
+    not_there = places.elsewhere(model)
     tensors: list[tuple[Placed, int]] = []
     size = 0
-    for tensor in _shareable(graph):
-        if tensor.name in without:
+    for tensor in _shareable(model.graph):
+        if tensor.name in not_there:
             continue
-        location, source, _ = place_of(tensor)
-        count = _bytes_of(tensor)
-        if location != DATA or source + count > limit:
-            raise WeightsError(f"{folder / GRAPH} does not fit {DATA} beside it: delete the folder.")
+        _demand_fit(tensor, folder)
+        count = bodies.size_of(tensor)
         placed: Placed = {
             "name": tensor.name,
             "type": tensor.data_type,
@@ -366,7 +340,7 @@ def _layout(folder: Path, without: Collection[str] = ()) -> tuple[list[tuple[Pla
             "offset": size,
             "bytes": count,
         }
-        tensors.append((placed, source))
+        tensors.append((placed, place_of(tensor).offset))
         size += -(-count // ALIGNMENT) * ALIGNMENT
     return tensors, size
 

@@ -6,10 +6,9 @@ In place of the store of prepared weights, whose files serve sessions on the CPU
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -51,26 +50,16 @@ class OwnedOnDevice(Store):
             raise _not_whole(what)
         cache = Cache(DEVICE_KIND, self.cache, self.folder)
         self.folder = cache.folder / self.key(model, config)
-        weights, made = self._made(model, config, what, cache)
-        if idle := weights.idle:
-            # Only a session says which nodes are left to the CPU. Its block is freed with it.
-            del weights, made
-            gc.collect()
-            weights, made = self._made(model, config, what, cache, without=idle)
-        self._weights = weights
-        return made
-
-    def _made(
-        self, model: Path, config: SessionConfig, what: str, cache: Cache, *, without: Collection[str] = ()
-    ) -> tuple[DeviceWeights, ort.InferenceSession]:
         try:
-            weights = export_device_weights(model, config, self.folder, driver(), cache, without=without)
+            weights = export_device_weights(model, config, self.folder, driver(), cache)
         except OSError as error:
             raise WeightsError(
                 f"the weights of {what} cannot be shared: {error.filename or self.folder} cannot be written: "
                 f"{why_unwritable(error, ELSEWHERE)}."
             ) from None
-        return weights, _session(weights, config, what)
+        made = _session(weights, config, what)
+        self._weights = weights
+        return made
 
     def keep(self) -> AbstractContextManager[None]:
         """The memory, and with it the folder, is kept by the session."""

@@ -16,7 +16,7 @@ from ranks.models.content import content_hash
 from ranks.sessions import session
 from ranks.sessions.session import SessionConfig
 
-_GRAPHS = {CPU: 2, CUDA: 3}
+_GRAPHS = {CPU: 2, CUDA: 4}
 """Which way prepared graphs are written for a provider: another makes other entries, and leaves those that
 there are."""
 # Options of a session that do not change its graph or its packed weights.

@@ -35,6 +35,8 @@ LARGE_BYTES = 1024
 """Weights of this many bytes and more have files of their own; smaller ones stay in the graph, of which each
 process has a copy."""
 
+_LONGEST_LIST = 1 << 16
+
 _GRAPH, _DATA = "graph.onnx", "weights.data"
 _STANDARD = ("", "ai.onnx")
 _CHUNK = 1 << 18  # stays in a core's cache from reading to hashing and writing
@@ -69,6 +71,7 @@ def prepare(model: bytes | Path, config: SessionConfig, what: str, work: Path) -
     without_doubles(graph.graph)
     fuse_gelu(graph)
     _forget_shapes(graph.graph)
+    _keep_lists(graph, work)
     blobs = _take_apart(graph, work)
     (work / _DATA).unlink(missing_ok=True)
     return Prepared(graph.SerializeToString(), tuple(dict.fromkeys(blobs)))
@@ -96,6 +99,26 @@ class _Weight:
     @property
     def end(self) -> int:
         return max(self.raw.end, *(e.end for _, buffers in self.packed for e, _ in buffers), 0)
+
+
+def _keep_lists(model: onnx.ModelProto, work: Path) -> None:
+    """Puts lists of whole numbers into the graph: of lengths, sizes and axes ONNX Runtime infers shapes, and
+    for that it reads no other file."""
+    import onnx
+
+    for tensor in tensors_in(model.graph):
+        if tensor.data_location != tensor.EXTERNAL or tensor.data_type != onnx.TensorProto.INT64:
+            continue
+        extent = _located(tensor).raw
+        if len(tensor.dims) == 1 and extent.length <= _LONGEST_LIST:
+            with (work / _DATA).open("rb") as data:
+                data.seek(extent.start)
+                raw = data.read(extent.length)
+            if len(raw) < extent.length:
+                raise OSError(errno.ENOSPC, "only part of the weights was written", str(work / _DATA))
+            tensor.raw_data = raw
+            del tensor.external_data[:]
+            tensor.data_location = tensor.DEFAULT
 
 
 def _take_apart(graph: onnx.ModelProto, work: Path) -> list[Blob]:

@@ -253,6 +253,76 @@ def test_graphs_are_captured_for_fixed_buffers_and_released_with_them(
     one_rank(models, tmp_path, work)
 
 
+def test_what_is_captured_need_not_be_waited_for_either(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Device, "graphs", True)
+
+    def work(loaded: Any) -> None:
+        for feed in rows(3, 3):
+            loaded.run(feed)
+        wanted = [{GRAPH: "1", NO_WAIT: "1"}, {GRAPH: "1", NO_WAIT: "1"}, {GRAPH: "1"}]
+        assert runs.take()[3:] == wanted
+
+    one_rank([two_collectives()], tmp_path, work)
+
+
+def test_plans_that_end_give_their_graphs_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest unused first, where there are many; all where all end. Other sessions have none."""
+    released: list[tuple[str, int]] = []
+
+    def made(name: str) -> Any:
+        return SimpleNamespace(release_captured_graph=lambda number: released.append((name, number)))
+
+    class Session(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    sessions = [Session(name=name, **vars(made(name))) for name in ("captured", "other")]
+    memory: Any = SimpleNamespace(orders=lambda one: False, captures=lambda one: one.name == "captured")
+    monkeypatch.setattr(plans, "MAX_PLANS", 2)
+    kept = plans.Plans([None, *sessions], memory)
+    first, second, third = (((size, 4),) for size in (1, 2, 3))
+    assert [kept.new(key, {}).number for key in (first, second)] == [1, 2]
+    assert kept.get(first) is not None
+    assert kept.new(third, {}).number == 3
+    assert released == [("captured", 2)] and list(kept) == [first, third]
+    kept.clear()
+    assert sorted(released) == [("captured", 1), ("captured", 2), ("captured", 3)] and not len(kept)
+
+
+@pytest.mark.parametrize(
+    ("told", "captured"),
+    [
+        ({"CUDAExecutionProvider": {"enable_cuda_graph": "1"}}, True),
+        ({"CUDAExecutionProvider": {"enable_cuda_graph": "0"}}, False),
+        ({"CUDAExecutionProvider": {}}, False),
+        ({"CPUExecutionProvider": {}}, False),
+    ],
+)
+def test_a_session_is_captured_where_it_says_so(
+    told: dict[str, Any], captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where it was asked to be: ONNX Runtime may have refused, and it was made without."""
+    session: Any = SimpleNamespace(get_provider_options=lambda: told)
+    assert device_memory(monkeypatch, graphs="1").captures(session) is captured
+
+
+@pytest.mark.parametrize(("told", "setting", "graphs"), [("1", "", True), ("0", "1", True), ("0", "", False)])
+def test_who_asks_for_graphs_gets_them(
+    told: str, setting: str, graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ranks.sessions import cuda
+
+    monkeypatch.setenv("SHARDRUN_CUDA_GRAPHS", setting)
+    monkeypatch.setattr(cuda, "CudaMemory", lambda number, *, graphs: (number, graphs))
+    options = ({"device_id": "3", "enable_cuda_graph": told}, {})
+    config = SessionConfig(
+        providers=("CUDAExecutionProvider", "CPUExecutionProvider"), provider_options=options, device_id=3
+    )
+    found: Any = assembly.memory_for(None, config)
+    assert found == (3, graphs)
+
+
 def test_what_fails_to_be_captured_is_said_with_the_way_out(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,9 +31,10 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(scenario: str, folder: Path, counter: Path, **more: str) -> Any:
+    """What the scenario finds; the counter, which alone knows graphs, is loaded unless ``more`` says not."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.ranks.counted_program", scenario, str(folder), str(counter)],
-        env=stand_in.environment(LD_PRELOAD=str(counter), **more),
+        env=stand_in.environment(**{"LD_PRELOAD": str(counter), **more}),
         cwd=stand_in.ROOT,
         capture_output=True,
         text=True,
@@ -75,3 +76,12 @@ def test_graphs_are_captured_once_and_launched_from_then_on(tmp_path: Path, coun
     for calls in later:
         assert calls["launch graph"] == 2 and "make graph" not in calls and "allocate" not in calls
     assert shares == [False, False], "a graph's memory stays its own"
+
+
+def test_what_cannot_be_captured_is_said_with_the_way_out(tmp_path: Path, counter: Path) -> None:
+    """In the words of CUDA's provider, whose device here keeps no graph."""
+    said = run("cut_fails", tmp_path, counter, SHARDRUN_CUDA_GRAPHS="1", LD_PRELOAD="")
+    assert said == (
+        "ONNX Runtime could not run the model: Error in execution: CUDAGraph::CaptureEnd: graph_ is NULL; "
+        "without SHARDRUN_CUDA_GRAPHS=1 (enable_cuda_graph) nothing is captured."
+    )

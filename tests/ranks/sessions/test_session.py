@@ -155,6 +155,9 @@ def test_reasons_do_not_name_places_in_a_source() -> None:
         f"{place}BroadcastIterator::Init(ptrdiff_t, ptrdiff_t) axis == 1 || axis == largest was false. "
         "Attempting to broadcast 5 by 12\n": "Attempting to broadcast 5 by 12.",
         f"{place}Init() left was false.": "void onnxruntime::Init() left was false.",
+        f"{place}Save({'const onnxruntime::Node&, ' * 50}int) !there(node) was false. \n": (
+            "void onnxruntime::Save() !there(node) was false."
+        ),
         "indices element out of data bounds, idx=9": "indices element out of data bounds, idx=9.",
     }.items():
         wrapped = f"[ONNXRuntimeError] : 1 : FAIL : Non-zero status code. Status Message: {text}"

@@ -60,7 +60,8 @@ def result(process: subprocess.Popen[str]) -> Any:
 
 def test_a_plain_model_runs_on_the_device_that_was_asked_for(tmp_path: Path) -> None:
     found = result(start("plain", str(tmp_path), FAKE_CUDA_DEVICES="2"))
-    assert found == {"near": True, "device": "1", "taken": [[CUDA, "MatMul"]]}
+    told = hasattr(ort.InferenceSession, "get_provider_graph_assignment_info")  # ONNX Runtime 1.23 does not
+    assert found == {"near": True, "device": "1", "taken": [[CUDA, "MatMul"]] if told else []}
 
 
 @pytest.mark.parametrize("scenario", ["parts", "parts_that_join"])
@@ -145,10 +146,16 @@ def test_a_library_of_cuda_is_missing(library: str, tmp_path: Path) -> None:
     )
 
 
+LATER = pytest.mark.skipif(
+    "libcudnn.so.9" in needed(stand_in.PROVIDERS[0]), reason="this ONNX Runtime is linked to cuDNN"
+)
+
+
 @pytest.mark.parametrize(
     ("provider", "missing", "message"),
     [
-        (CUDA, ("libcudnn", "libnvinfer", "libnvonnxparser"), "all there"),
+        (CUDA, ("libnvinfer", "libnvonnxparser"), "all there"),
+        pytest.param(CUDA, ("libcudnn",), "all there", marks=LATER),
         (TENSORRT, ("libnvinfer",), "TensorRT device 0 cannot be used: a library is missing (libnvinfer.so."),
         (TENSORRT, ("libcurand",), "TensorRT device 0 cannot be used: a library is missing (libcurand.so."),
         (CUDA, ("libcuda.so",), "CUDA device 0 cannot be used: its driver is missing (libcuda.so.1: "),
@@ -183,9 +190,8 @@ def test_a_driver_that_does_not_do(setting: str, value_: str, message: str, tmp_
 
 
 def test_what_a_provider_says_comes_without_its_source_lines(tmp_path: Path) -> None:
-    refused, lacking = result(start("failing", str(tmp_path), **without(tmp_path, "libcudnn")))
+    refused, _ = result(start("failing", str(tmp_path)))
     assert refused.startswith("CUDA device 5 cannot be used: Invalid device ID: 5, must be between 0 (incl")
-    assert lacking.startswith("cuDNN is unavailable (") and lacking.endswith("'shardrun[gpu]' brings it.")
     text = (
         "x.cc:154 onnxruntime::CudaCall(ERRTYPE) CUDA failure 2: out of memory ; GPU=0 ; hostname=a ; expr=b;"
     )
@@ -195,6 +201,12 @@ def test_what_a_provider_says_comes_without_its_source_lines(tmp_path: Path) -> 
         "1 : FAIL : Invalid TensorRT EP option: a"
     )
     assert devices.said("a model's own words (b) c") == "a model's own words (b) c"
+
+
+@LATER
+def test_a_node_that_needs_cudnn_says_so(tmp_path: Path) -> None:
+    _, lacking = result(start("failing", str(tmp_path), **without(tmp_path, "libcudnn")))
+    assert lacking.startswith("cuDNN is unavailable (") and lacking.endswith("'shardrun[gpu]' brings it.")
 
 
 def test_the_gpu_has_no_room(tmp_path: Path) -> None:
@@ -419,22 +431,30 @@ def test_a_number_that_is_not_the_ranks_is_taken_at_its_word(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("scenario", "said"),
     [
-        ("shared", ("1 of the 2", "16384 of 24576", "QLinearMatMul")),
-        # The other weight's copy for the CPU counts, too.
-        ("shared_in_bodies", ("2 of the 3", "24576 of 32768", "CDist, QLinearMatMul")),
+        ("shared", ("1 of the 2", "16384 of 24576", "QLinearMatMul", "")),
+        (
+            "shared_in_bodies",
+            (
+                "2 of the 2",
+                "24576 of 24576",
+                "CDist, QLinearMatMul",
+                "The copies on the GPU of 1 of them are shared. ",
+            ),
+        ),
     ],
 )
 def test_weights_that_cannot_be_used_on_the_gpu_are_told_of(
-    scenario: str, said: tuple[str, str, str], tmp_path: Path
+    scenario: str, said: tuple[str, str, str, str], tmp_path: Path
 ) -> None:
     found = result(start(scenario, str(tmp_path), SHARDRUN_CACHE=str(tmp_path / "cache")))
     assert found["near"] == [True, True]
     assert found["blocks"] == [8192], "what the CPU reads takes no room on the GPU"
     for warned in found["warned"]:
         assert len(warned) == 1
-        assert re.match(
-            rf"{said[0]} weights of .*/shared\.onnx on the GPU, {said[1]} bytes, are not shared: ONNX "
-            rf"Runtime runs nodes that read them on the CPU \({said[2]}\), so each process holds a copy",
+        assert re.fullmatch(
+            rf"{said[0]} weights of .*/shared\.onnx on the GPU, {said[1]} bytes, are not shared, but loaded "
+            rf"by each process: ONNX Runtime reads them in host memory \({said[2]}\)\. {said[3]}"
+            r"To share all, share the model on the CPU\.",
             warned[0],
         )
 

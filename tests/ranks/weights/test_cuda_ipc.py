@@ -26,7 +26,7 @@ from ranks.cache import intact as whole_folder
 from ranks.devices import cuda_driver, dlpack
 from ranks.devices.cuda_driver import CudaError, Driver
 from ranks.errors import DeviceError, WeightsError
-from ranks.weights.device import cuda_ipc, device_model
+from ranks.weights.device import copies, cuda_ipc, device_model
 from ranks.weights.device.device_model import DeviceWeights, export_device_weights, open_device_weights
 from tests.ranks.api_models import linear
 from tests.ranks.fake_cuda import CONFIG, FakeDriver, library
@@ -509,7 +509,7 @@ def test_copies_between_host_and_device_are_removed() -> None:
         ],
         ["a", "c", "same"],
     )
-    device_model.without_copies(graph)
+    copies.without_copy_nodes(graph)
     assert [node.op_type for node in graph.node] == ["Add", "Mul", "Identity", "Constant", "If"]
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.checker.check_model(model)
@@ -530,16 +530,12 @@ def test_weights_of_a_type_that_sessions_take_from_nobody_are_told_of() -> None:
         for key, given in (("location", "weights.data"), ("offset", "0"), ("length", str(length))):
             tensor.external_data.add(key=key, value=given)
         graph.initializer.append(tensor)
-    made: Any = object()  # an ONNX Runtime that does not say who takes a node
     with pytest.warns(UserWarning, match="weights of the odd model") as caught:
-        assert (
-            device_model._say_copies(helper.make_model(graph).SerializeToString(), made, "the odd model")
-            == set()
-        )
+        device_model._say_copies(helper.make_model(graph).SerializeToString(), "the odd model")
     assert [str(one.message) for one in caught] == [
-        "2 of the 3 weights of the odd model on the GPU, 6144 of 22528 bytes, are not shared: it takes no "
-        "FLOAT8E4M3FN or INT4 from elsewhere, so each process holds a copy of its own. To share these, too, "
-        "share the model on the CPU."
+        "2 of the 3 weights of the odd model on the GPU, 6144 of 22528 bytes, are not shared, but loaded by "
+        "each process: ONNX Runtime takes no FLOAT8E4M3FN or INT4 from others. To share all, share the model "
+        "on the CPU."
     ]
 
 

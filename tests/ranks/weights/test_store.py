@@ -843,3 +843,25 @@ def test_types_that_nothing_infers_are_kept(tmp_path: Path, store: Store) -> Non
     assert store.opened
     feeds = {"x": weight(3, 2, 32, 8, 8)}
     np.testing.assert_allclose(session.run(None, feeds)[0], plain(path, feeds)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_lists_of_lengths_stay_in_the_graph(store: Store, tmp_path: Path) -> None:
+    """ONNX Runtime infers shapes from them, and reads no file for that."""
+    long = np.array([2, SIZE, *[1] * 130])
+    made, sizes = mlp(seeds=(1,)), np.arange(1000).reshape(1, -1)
+    made.graph.input[0].name = "given"
+    for name, array in (("long", long), ("table", sizes)):
+        made.graph.initializer.append(numpy_helper.from_array(array, name))
+    made.graph.node.insert(0, helper.make_node("Reshape", ["given", "long"], ["axes"]))
+    made.graph.node.insert(1, helper.make_node("Reshape", ["axes", "short"], ["x"]))
+    made.graph.node.append(helper.make_node("Gather", ["table", "at"], ["z"], axis=1))
+    made.graph.input.append(helper.make_tensor_value_info("at", TensorProto.INT64, ["k"]))
+    made.graph.input.append(helper.make_tensor_value_info("short", TensorProto.INT64, [2]))
+    made.graph.output.append(helper.make_tensor_value_info("z", TensorProto.INT64, [1, "k"]))
+    path = save(made, tmp_path / "lengths.onnx")
+    feeds = {"given": weight(3, 2, SIZE), "at": np.array([7, 999]), "short": np.array([-1, SIZE])}
+    for _ in range(2):
+        found = store.open(path, CONFIG, "the model").run(None, feeds)
+        assert all(np.array_equal(a, b) for a, b in zip(found, plain(path, feeds), strict=True))
+    (key,) = store.opened
+    assert len(weight_entries.take(store.folder, key)[0].blobs) == 2  # type: ignore[index]
