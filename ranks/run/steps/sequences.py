@@ -73,7 +73,7 @@ class Stateful:
             from ranks.weights.updated.bound import BoundWeights
 
             parts = replace(parts, weights=BoundWeights(weights))
-        sizes = state_pairs.head_sizes(parts.cut.model)
+        sizes = state_pairs.head_sizes(parts.cut.model, pairs)
         return cls(Steps(parts, pairs), parts, pairs, specs, sizes)
 
 
