@@ -56,6 +56,8 @@ SLOW = (
     "launcher/generation/test_encoders.py",
     "launcher/generation/test_engine.py",
     "launcher/generation/test_resident.py",
+    "launcher/generation/test_optimum.py",
+    "launcher/generation/test_parted_meshes.py",
     "launcher/group/test_led.py",
     "launcher/group/test_odd_states.py",
     "launcher/group/test_sparse_attention.py",
