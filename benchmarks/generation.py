@@ -18,6 +18,11 @@ through the engine, and compares their tokens a second with those of one.
 `--whole-sums` has ranks contend that add up no parts of sums, and `--before FOLDER` another version of this
 project, as its files lie in FOLDER. Ratios are medians of pairs of the same round. On a machine that others
 use, `--realtime` (for root) gives all contestants their cores while they work, and rests between two of them.
+
+Of a token on ranks it is said where its time goes, in milliseconds and as a share of the whole, which its
+reader measures: the sessions of ONNX Runtime on rank 0; its waiting for other ranks in collectives, and the
+rest of these (only shared memory tells the two apart); the choice of tokens; all else in Python on rank 0;
+what passes besides until the reader has it.
 """
 
 from __future__ import annotations
@@ -34,15 +39,22 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+if TYPE_CHECKING:
+    from launcher.group.group import Group
 
 Answer = dict[str, Any]
 GO = "go"
 FEW = 4
 """Tokens over which the time of one is averaged."""
+SEGMENTS, WAITING, COLLECTIVES = "segments in ONNX Runtime", "waiting for other ranks", "collectives"
+SAMPLING, PYTHON, TRANSPORT = "sampling", "Python", "transport to the reader"
+PARTS = (SEGMENTS, WAITING, COLLECTIVES, SAMPLING, PYTHON, TRANSPORT)
+"""Where the time of a token goes, on rank 0 and from there."""
 
 GENAI_MODEL = """
 import json, os, sys, tempfile, time
@@ -203,19 +215,14 @@ def own(args: argparse.Namespace) -> Callable[[], Answer]:
         start = time.perf_counter()
         found, times = [next(made).id], [time.perf_counter()]  # type: ignore[union-attr]
         first_token = times[0] - start
-        talked, worked, ran = group.communication_seconds, group.segment_seconds, group.run_seconds
+        before = spent(group)
         for event in made:
             if isinstance(event, Token):
                 times.append(time.perf_counter())
                 found.append(event.id)
-        talked, worked = group.communication_seconds - talked, group.segment_seconds - worked
-        ran, count = group.run_seconds - ran, new - 1
-        more = {
-            "segments in ONNX Runtime": worked / count,
-            "collectives and waiting in them": talked / count,
-            "Python on rank 0, sampling too": (ran - talked - worked) / count,
-            "between rank 0 and the reader": (times[-1] - times[0] - ran) / count,
-        }
+        count = new - 1
+        parts = parts_of(before, spent(group), times[-1] - times[0])
+        more = {name: seconds / count for name, seconds in parts.items()}
         # Tokens that come quickly come several at a time.
         steps = [(times[k + FEW] - times[k]) / FEW for k in range(len(times) - FEW)]
         if texts:
@@ -235,6 +242,28 @@ def own(args: argparse.Namespace) -> Callable[[], Answer]:
         return {"prompt": first_token, "steps": steps, "ids": found, "more": more, "mean": mean}
 
     return run
+
+
+def spent(group: Group) -> list[float]:
+    """What ranks have spent so far, as rank 0 measures it: seconds of runs, and what of them were segments,
+    collectives, waiting in these, and the choice of tokens."""
+    names = ("run", "segment", "communication", "waiting", "choosing")
+    found = getattr(group, "spent", group)  # versions before had fewer figures
+    return [getattr(found, f"{name}_seconds", 0.0) for name in names]
+
+
+def parts_of(before: list[float], after: list[float], whole: float) -> dict[str, float]:
+    """Where the time of a text's tokens went, whose ``whole`` the reader has measured: seconds, which add up
+    to it. ``before`` and ``after``: `spent`."""
+    ran, segments, talked, waited, chose = (late - early for early, late in zip(before, after, strict=True))
+    return {
+        SEGMENTS: segments,
+        WAITING: waited,
+        COLLECTIVES: talked - waited,
+        SAMPLING: chose,
+        PYTHON: ran - segments - talked - chose,
+        TRANSPORT: whole - ran,
+    }
 
 
 def first(pid: int, priority: int) -> None:
@@ -321,6 +350,18 @@ def _row(one: Contestant) -> list[str]:
     ]  # fmt: skip
 
 
+def shares(one: Contestant) -> list[str]:
+    """A line for each part of a token's time, and for those that are no computing: medians, and what share of
+    the whole token they are, as its reader sees it, in the median of rounds."""
+    lines = [f"  {one.name}: where the time of a token goes, as its reader sees it"]
+    for names in (*((name,) for name in PARTS), (PYTHON, TRANSPORT)):
+        rounds = [sum(values) for values in zip(*(one.more[name] for name in names), strict=True)]
+        share = statistics.median(part / whole for part, whole in zip(rounds, one.means, strict=True))
+        what = " and ".join(names)
+        lines.append(f"    {what:<42}{1e3 * statistics.median(rounds):8.3f} ms  {100 * share:5.1f} %")
+    return lines
+
+
 def _ratio(theirs: list[float], mine: list[float]) -> float:
     return statistics.median(other / own for other, own in zip(theirs, mine, strict=True))
 
@@ -370,10 +411,11 @@ def main() -> None:
             )
         )
     mine = all_[0]
-    for name, values in mine.more.items():
-        value = statistics.median(values)
-        shown = f"{value:.1f} tokens/s" if name in {"together", "alone"} else f"{1e3 * value:.3f} ms a token"
-        print(f"  {mine.name}, {name}: {shown}")
+    for one in (item for item in all_ if item.more):
+        print(*shares(one), sep="\n")
+        for name in ("together", "alone"):
+            if name in one.more:
+                print(f"  {one.name}, {name}: {statistics.median(one.more[name]):.1f} tokens/s")
     owns = [one for one in all_ if one.name.startswith(mine.name.split(",", maxsplit=1)[0])]
     for other in all_[1:]:
         token, prompt = _ratio(other.means, mine.means), _ratio(other.prompts, mine.prompts)

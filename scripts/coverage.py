@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from launcher.errors import ShardrunError  # noqa: E402  # the path above is needed first
-from tests.architectures import zoo  # noqa: E402
+from sharding.common.text import counted  # noqa: E402
+from tests.architectures import generators, zoo  # noqa: E402
 from tests.architectures.measure import Measured, measure, own_spread, processes_error  # noqa: E402
 from tests.architectures.table import HEAD as TABLE_HEAD  # noqa: E402
 from tests.architectures.table import PAGE, inside_and_outside, read, row  # noqa: E402
@@ -44,6 +45,9 @@ half each, and more ranks hold no less.""",
     "deepseek_v3": """the latent that a layer's queries are made of is computed in parts and gathered: with 4
 and 8 ranks the planner's estimate has this faster than the whole product on every rank, which is what an
 expert does. The latent of keys and values is computed whole.""",
+    "qwen3_5": """the short convolution of a layer of linear attention reads queries, keys and values side by
+side, of these twice as many. Ranks hold blocks of equal size, so that each has its values in two pieces,
+which belong to other heads than its queries and keys: they are gathered.""",
     "llama_4bit": """the summed axis of the feed-forward is 44 blocks of 32 weights, which share a scale;
 8 ranks do not divide them, so that its second weight is split by output and the values before it are
 gathered.""",
@@ -141,7 +145,8 @@ HEAD = f"""# Architectures
 
 What `shardrun slice` makes of models as people export them: real configurations with their structure
 (heads, gates, normalisations, odd vocabularies), with fewer layers and random weights, exported by
-`torch.onnx` with open batch and sequence axes; some of them quantised or fused by ONNX Runtime's own tools.
+`torch.onnx` with open batch and sequence axes; some of them quantised or fused by ONNX Runtime's own tools,
+and {counted(len(generators.BUILDERS), "language model")} written by ONNX Runtime GenAI's builder.
 The builders are in `tests/architectures`. Made by
 
     python scripts/coverage.py

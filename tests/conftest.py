@@ -61,6 +61,8 @@ SLOW = (
     "launcher/serving/test_embeddings.py",
     "launcher/serving/test_grpc",
     "launcher/serving/test_json_mode.py",
+    "launcher/generation/test_optimum.py",
+    "launcher/generation/test_parted_meshes.py",
     "launcher/group/test_led.py",
     "launcher/group/test_odd_states.py",
     "launcher/group/test_sparse_attention.py",

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from launcher.group.requests import Requests
     from launcher.group.serving.crew import State
     from launcher.group.serving.runs import RanksRun
+    from launcher.group.serving.spent import Spent
     from launcher.group.session import RanksHost
     from launcher.group.starting import StartedJob
     from launcher.group.watch import Job
@@ -198,6 +199,11 @@ class Group(ReadyModel):
     def segment_seconds(self) -> float:
         """What of it ONNX Runtime took, as far as it was for sessions."""
         return self._requests.spent.segment_seconds
+
+    @property
+    def spent(self) -> Spent:
+        """All of it, and what of the collectives was waiting, and what the choice of tokens took."""
+        return replace(self._requests.spent)
 
     @property
     def session_host(self) -> RanksHost:

@@ -48,6 +48,11 @@ class Communicator(ABC):
     """The numbers by which errors name this group's ranks 0, 1, ...: those of the whole it is a part of."""
     _parts: dict[Groups, Communicator]
 
+    @property
+    def waiting_seconds(self) -> float:
+        """How long its collectives have waited for other ranks; 0 where they cannot tell that apart."""
+        return 0.0
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         for name in (*Communicator.__abstractmethods__, "_split"):

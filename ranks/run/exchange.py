@@ -37,6 +37,14 @@ class Exchanges:
             seconds += one.computing_seconds
         return seconds
 
+    @property
+    def waiting_seconds(self) -> float:
+        """How long exchanges have waited for other ranks (`Communicator.waiting_seconds`)."""
+        seconds = 0.0
+        for one in self._used:
+            seconds += one.waiting_seconds
+        return seconds
+
     def calls(
         self, c: Collective, source: Buffer, target: Buffer, *, in_place: bool
     ) -> list[Callable[[], object]]:

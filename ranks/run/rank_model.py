@@ -35,14 +35,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stats:
-    """Figures of one loaded model; ``communication_seconds`` is the time spent in collectives so far,
-    ``segment_seconds`` that in ONNX Runtime for steps of sequences."""
+    """Figures of one loaded model; ``communication_seconds`` is the time spent in collectives so far. Of
+    steps of sequences, ``segment_seconds`` is that in ONNX Runtime, ``choosing_seconds`` that for the choice
+    of tokens, and ``waiting_seconds`` the part of collectives in which other ranks were waited for."""
 
     segments: int
     collectives: int
     weight_bytes: int
     communication_seconds: float
     segment_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    choosing_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -245,11 +248,16 @@ class RankModel:
             self._stats = Stats(1, 0, model_file.weight_bytes(model_file.read(self.path)), 0.0)
         if self._program is None:
             return self._stats
-        seconds, segments = self._program.communication_seconds, 0.0
-        if self._sequences is not None:
-            seconds += self._sequences.communication_seconds
-            segments = self._sequences.segment_seconds
-        return replace(self._stats, communication_seconds=seconds, segment_seconds=segments)
+        seconds, of = self._program.communication_seconds, self._sequences
+        if of is None:
+            return replace(self._stats, communication_seconds=seconds)
+        return replace(
+            self._stats,
+            communication_seconds=seconds + of.communication_seconds,
+            segment_seconds=of.segment_seconds,
+            waiting_seconds=of.waiting_seconds,
+            choosing_seconds=of.chose(),
+        )
 
     @property
     def concurrent(self) -> bool:

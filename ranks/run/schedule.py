@@ -185,10 +185,12 @@ class Schedule:
     def gathered(
         self, outputs: dict[str, Array], failure: ShardrunError | None, busy: Sequence[int]
     ) -> dict[str, list[Array]]:
-        """The outputs of all stages by name, from each data rank that is ``busy``; those that have no batch
-        from the first of them. Raises the ``failure`` of this rank, and `RemoteError` for another's."""
+        """The outputs of all stages by name, and what else their ranks tell beside them, from each data rank
+        that is ``busy``; outputs that have no batch from the first of them. Raises the ``failure`` of this
+        rank, and `RemoteError` for another's."""
         place, mesh = self.part.place, self.part.mesh
         found: dict[str, list[Array]] = {name: [] for name, _ in self.part.outputs}
+        without_batch = found.keys() - self.part.batch_outputs.keys()
         reasons: list[str] = []
         for data, stage in itertools.product(busy, sorted({stage for _, stage in self.part.outputs})):
             owner = mesh.rank(data=data, pipeline=stage, tensor=place["tensor"])
@@ -197,7 +199,7 @@ class Schedule:
                 tensors = {
                     name: array
                     for name, array in outputs.items()
-                    if data == busy[0] or name in self.part.batch_outputs
+                    if data == busy[0] or name not in without_batch
                 }
                 fields: dict[str, object] = {} if failure is None else {"failed": str(failure)}
                 message = Message(Kind.RESULT, fields, tensors)
@@ -205,7 +207,7 @@ class Schedule:
             if "failed" in message.fields:
                 reasons.append(str(message.fields["failed"]))
             for name, array in message.tensors.items():
-                found[name].append(array)
+                found.setdefault(name, []).append(array)
         if failure is not None:
             raise failure
         if reasons:

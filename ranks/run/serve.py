@@ -116,7 +116,10 @@ def _predict(message: Message, at: _Place) -> bool:
         if run is not None:
             lead = Lead(run, cast("int", request), control) if rank == 0 else None
             step = functools.partial(model.step, cast("int", session))
-            more, tensors = {"error": follow(step, feeds, run, spreader, lead)}, {}
+            apart = model.sequences.apart
+            more, tensors = {"error": follow(step, feeds, run, spreader, lead, apart=apart)}, {}
+            if lead is not None:
+                model.sequences.choosing_seconds += lead.seconds
         elif session is not None:
             rows = at.asking.rows(given.fields, feeds)
             tensors = shown(model.step(cast("int", session), feeds, rows), rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ranks.collectives.buffers import Shape
@@ -60,8 +60,9 @@ def least_rooms(model: onnx.ModelProto) -> dict[str, int]:
     return found
 
 
-def head_sizes(model: onnx.ModelProto) -> dict[str, int]:
-    """Input of state -> the length of its last axis, as attention operators have it.
+def head_sizes(model: onnx.ModelProto, pairs: Iterable[StatePair]) -> dict[str, int]:
+    """Input of state -> the length of its last axis, as its output, what is joined to it, or attention
+    operators have it.
 
     ONNX Runtime GenAI's model builder leaves it open. A query ``[batch, length, heads * size]`` says it; keys
     and values may be packed behind the queries.
@@ -71,6 +72,18 @@ def head_sizes(model: onnx.ModelProto) -> dict[str, int]:
     widths = {tensor.name: tensor.dims[-1] for tensor in graph.initializer if tensor.dims}
     made = {name: node for node in graph.node for name in node.output}
     found: dict[str, int] = {}
+    made_as = {pair.output: pair.input for pair in pairs if pair.kind == "append"}
+    grown = {name: {value.name} for value in graph.output if (name := made_as.get(value.name))}
+    shapes |= {value.name: value.type.tensor_type.shape for value in graph.output}
+    for node in graph.node:
+        if node.op_type == "Concat":
+            for name in grown.keys() & set(node.input):
+                grown[name] |= set(node.input)
+    for name, alike in grown.items():
+        dims = [shapes[other].dim for other in alike if other in shapes]
+        sizes = {dim[-1].dim_value for dim in dims if len(dim) > 3}
+        if size := max(sizes, default=0):
+            found[name] = size
     for node in graph.node:
         slots = _ATTENTION.get(node.op_type)
         if slots is None:

@@ -23,6 +23,8 @@ class StatsReport(TypedDict):
     weight_bytes: int
     communication_seconds: float
     segment_seconds: float
+    waiting_seconds: float
+    choosing_seconds: float
 
 
 class More(TypedDict, total=False):

@@ -8,7 +8,7 @@ the best are found among the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -116,12 +116,42 @@ def enough(shown: NDArray[np.float64], wants: Sequence[Want]) -> bool:
     return bool((shown[:, starts] >= 0).all())
 
 
-def together(shown: NDArray[np.float64], wants: Sequence[Want], vocabulary: int) -> list[Scores]:
-    """The logits of each position by what all ranks show, in the order of their parts."""
-    found, begin, part = [], 0, vocabulary // len(shown)
+def nothing(wants: Sequence[Want]) -> NDArray[np.float64]:
+    """What is shown of positions whose logits come whole, (1, sum of widths)."""
+    return np.full((1, sum(want.width for want in wants)), -1.0)
+
+
+def joined(
+    shown: Sequence[NDArray[np.float64]], rows: Sequence[Sequence[int]], wants: Sequence[Want]
+) -> NDArray[np.float64]:
+    """What several copies of a model show, each of its own rows of a batch, as if one had all rows.
+
+    ``rows``: of each copy; a row has as many positions as any other."""
+    ranks, count = max(len(piece) for piece in shown), sum(map(len, rows))
+    each = len(wants) // count
+    ends = np.cumsum([0, *(want.width for want in wants)])
+    whole = np.full((ranks, ends[-1]), -1.0)
+    for piece, own in zip(shown, rows, strict=True):
+        begin = 0
+        for row in own:
+            first, last = ends[row * each], ends[(row + 1) * each]
+            whole[:, first:last] = piece[:, begin : begin + last - first]
+            begin += last - first
+    return whole
+
+
+def together(
+    shown: NDArray[np.float64], wants: Sequence[Want], vocabulary: int, rest: Iterable[Row] = ()
+) -> list[Scores]:
+    """The logits of each position by what all ranks show, in the order of their parts; ``rest``: whole logits
+    (vocabulary,) of the positions of which not enough is shown, in order."""
+    found, begin, part, others = [], 0, vocabulary // len(shown), iter(rest)
     for want in wants:
         own = shown[:, begin : begin + want.width]
         begin += want.width
+        if own[0, 0] < 0:
+            found.append(Scores(next(others)))
+            continue
         room, counts = want.room, own[:, 0].astype(int).tolist()
         ids = np.concatenate([row[1 : 1 + n] for row, n in zip(own, counts, strict=True)]).astype(np.int64)
         values = np.concatenate([row[1 + room : 1 + room + n] for row, n in zip(own, counts, strict=True)])
@@ -169,6 +199,15 @@ class Ask:
         return cls(report["output"], report["vocabulary"], wants, report["every"])
 
     def read(self, results: Mapping[str, Array]) -> list[Scores] | None:
-        """The logits of each row by what a step gave; None where it gave the output itself."""
+        """The logits of each row by what a step gave; None where it gave the output itself, of all rows."""
         shown = results.get(SHOWN)
-        return None if shown is None else together(shown, self.wants, self.vocabulary)
+        if shown is None:
+            return None
+        rest = self.chosen(results[self.output]) if self.output in results else ()
+        return together(shown, self.wants, self.vocabulary, rest)
+
+    def chosen(self, output: Array) -> NDArray[np.float32]:
+        """The rows that are asked about, (rows, words), of the output or a part of it along its last axis, as
+        whoever reads the whole output has them."""
+        asked = output if self.every or output.ndim < 3 else output[..., -1, :]
+        return np.asarray(asked.reshape(-1, output.shape[-1]), np.float32)

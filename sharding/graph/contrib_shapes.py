@@ -255,7 +255,7 @@ def _gather_block(node: _Node) -> Found:
 
 _SAME = (
     *("Gelu", "QuickGelu", "FastGelu", "BiasGelu", "BiasAdd", "BiasSoftmax", "RotaryEmbedding", "Inverse"),
-    *("MoE", "QMoE", "GroupNorm"),
+    *("MoE", "QMoE", "GroupNorm", "MRotaryEmbedding", "GatedRMSNorm"),
 )
 _INFER: dict[tuple[str, str], Callable[[_Node], Found]] = {
     **{(MICROSOFT, name): _as_inputs([0]) for name in _SAME},
@@ -285,5 +285,6 @@ _INFER: dict[tuple[str, str], Callable[[_Node], Found]] = {
     (MICROSOFT, "GatherBlockQuantized"): _gather_block,
     (MICROSOFT, "CausalConvWithState"): _causal_convolution,
     (MICROSOFT, "LinearAttention"): _linear_attention,
+    (MICROSOFT, "LinearAttentionGate"): _as_inputs([0, 0]),
 }
 """By domain and operator."""

@@ -14,9 +14,9 @@ from sharding.graph.symbols import all_known, shown, shown_shape
 from sharding.graph.values import bodies, captured_names, onnx_attributes, shape_of
 from sharding.onnx_files.tensors import dtype_name
 from sharding.pipeline.stages import Crossing, Stages, one_stage
-from sharding.planning.head import AXIS, find_head
 from sharding.planning.rank_graph import Collective, HeldWeight, RankGraph
 from sharding.planning.regroup import regroup
+from sharding.reading.head import AXIS, find_head
 from sharding.rules.base import Dim, Option
 from sharding.search.cost import reshard_seconds
 from sharding.search.reshard import COLLECTIVES, local_shape, reshard, slice_axis

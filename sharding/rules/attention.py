@@ -280,6 +280,25 @@ def microsoft_rotary_embedding(node: NodeView) -> list[Option]:
     return _rotary(node, caches=(2, 3), positions=1)
 
 
+@rule("MRotaryEmbedding", domain=MICROSOFT)
+def rotary_embedding_of_several_axes(node: NodeView) -> list[Option]:
+    """X as `rotary_embedding` has it, and positions in time, height and width [3, batch, length]."""
+    shape, cosines, positions = node.shapes[0], shape_of(node, 2), shape_of(node, 1)
+    if shape is None or len(shape) not in (3, 4) or cosines is None or positions is None:
+        return []
+    options = partial_option(node)
+    if len(positions) != 3 or node.attributes.get("is_packed_batching"):
+        return options
+    length = len(shape) - 2 if len(shape) == 4 else 1
+    if _rotary_heads(node, cosines):
+        heads = Split(1 if len(shape) == 4 else 2)
+        options.append(option(node, {0: heads}, heads, partial(divided_counts, node)))
+    for own, axis in ((0, 1), (length, 2)):
+        if node.divisible(shape[own]) and positions[axis] == shape[own]:
+            options.append(option(node, {0: Split(own), 1: Split(axis)}, Split(own)))
+    return options
+
+
 def _rotary(node: NodeView, *, caches: tuple[int, int], positions: int) -> list[Option]:
     shape, cosines = node.shapes[0], shape_of(node, caches[0])
     if (

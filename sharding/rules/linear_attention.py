@@ -54,3 +54,31 @@ def linear_attention(node: NodeView) -> list[Option]:
     if node.divisible(query[0]):
         options.append(option(node, given_parts(node, dict.fromkeys(range(6), Split(0))), Split(0)))
     return options
+
+
+@rule("LinearAttentionGate", domain=MICROSOFT)
+def linear_attention_gate(node: NodeView) -> list[Option]:
+    """What makes decays, and rates where they are given, [batch, length, heads]; a bias and a scale for each
+    head."""
+    shape, options = node.shapes[0], []
+    if shape is None or len(shape) != 3 or (shape_of(node, 3) not in (None, shape)):
+        return []
+    for split in splits(node, shape):
+        parts: dict[int, Placement] = {0: split, 3: split}
+        if split.axis == 2:
+            parts |= {1: Split(0, split.blocks), 2: Split(0, split.blocks)}
+        options.append(option(node, given_parts(node, parts), split))
+    return options
+
+
+@rule("GatedRMSNorm", domain=MICROSOFT)
+def gated_norm(node: NodeView) -> list[Option]:
+    """Values and gates [..., heads * size], normalised head by head, each as long as the weights [size]."""
+    shape, size = node.shapes[0], dim(shape_of(node, 1), 0)
+    if shape is None or len(shape) < 2 or shape_of(node, 2) != shape or not isinstance(size, int):
+        return []
+    last = len(shape) - 1
+    kept = list(splits(node, shape, range(last)))
+    if node.divisible(shape[last], size):
+        kept.append(Split(last))
+    return [option(node, {0: split, 2: split}, split) for split in kept]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sharding.graph.sizes import Sizes
 from sharding.graph.values import shape_of
 from sharding.onnx_files.tensors import WeightTensor
+from sharding.reading.head import before_logits
 from sharding.search.branches import paths
 from sharding.search.cost import IMPOSSIBLE, NODE_SECONDS, node_seconds, reshard_seconds, weight_cost
 from sharding.search.steps import Step
@@ -140,6 +141,8 @@ class Problem:
     def _describe(self, source: Source, graph: Sequence[Step], held: Mapping[str, Placement]) -> None:
         model_graph, end = source.model.graph, len(graph)
         counted, outputs = self.counted, set(model_graph.outputs)
+        # Joined before, they would always be joined whole; logits are, only where a step is asked for all.
+        late = before_logits(source)
         stays = {pair.output for pair in source.state}
         given = {pair.input for pair in source.state}
         last: dict[ir.Value, int] = {}
@@ -153,6 +156,8 @@ class Problem:
             self.numbers[value] = len(self.values)
             is_counted = weight and value.name in counted
             size = source.weights[value.name or ""].nbytes if is_counted else source.sizes.bytes(value)
+            if value in late:
+                size = max(size, source.sizes.bytes(late[value]))
             output = None
             if value in outputs and not weight:
                 output = ANYWHERE if value.name in stays else WHOLE

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from sharding.common.version import version
 from sharding.errors import SliceError
 from sharding.importers.write import Progress
-from sharding.planning.head import find_head
 from sharding.planning.plan import Plan, model_tensors
+from sharding.reading.head import find_head
 from sharding.slices import manifest as manifests
 from sharding.slices.folder import check_output as check_output  # noqa: PLC0414 - part of this module's interface
 from sharding.slices.folder import new_folder

@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from tests.architectures import decoders, encoders, fused, language, merged, variants, vision
+from tests.architectures import decoders, encoders, fused, generators, language, merged, variants, vision
 
-MODULES = (language, fused, vision, encoders, decoders, merged)
+MODULES = (language, fused, vision, encoders, decoders, merged, generators)
 EXPORTED = {name: builder for module in MODULES for name, builder in module.BUILDERS.items()}
 
 

@@ -19,6 +19,8 @@ class Spent:
     run_seconds: float = 0.0
     communication_seconds: float = 0.0
     segment_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    choosing_seconds: float = 0.0
     answered: int = 0
     of_ranks: dict[int, Mapping[str, object]] = field(default_factory=dict)
 
@@ -29,4 +31,6 @@ class Spent:
             stats = cast("StatsReport", fields["stats"])
             self.communication_seconds = stats["communication_seconds"]
             self.segment_seconds = stats["segment_seconds"]
+            self.waiting_seconds = stats["waiting_seconds"]
+            self.choosing_seconds = stats["choosing_seconds"]
             self.run_seconds += cast("float", fields["seconds"])

@@ -68,6 +68,10 @@ class ShmCommunicator(Communicator):
         self.all_reduce = self._all_reduce  # type: ignore[method-assign, assignment]  # one call less
         self._mailbox = Mailbox(area, self._phases, self.members)
 
+    @property
+    def waiting_seconds(self) -> float:
+        return self._phases.waiting_seconds
+
     def allocate(self, shape: tuple[int, ...], dtype: DType) -> Array:
         """A buffer in shared memory, which collectives need not copy; ordinary once its arena is full."""
         return self._area.allocate(tuple(shape), np.dtype(dtype))

@@ -54,6 +54,11 @@ class Phases:
         )
         os.register_at_fork(after_in_child=functools.partial(_break_in_child, weakref.ref(self)))
 
+    @property
+    def waiting_seconds(self) -> float:
+        """How long this rank has waited for others."""
+        return self._waiter.seconds
+
     def begin(self, code: int) -> int:
         """Begins a phase: its number, with the operation's signature in the low bits."""
         self.check()

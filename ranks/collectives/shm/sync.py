@@ -105,6 +105,8 @@ class Waiter:
         self._poll = select.poll()
         self._ranks = {rendezvous.life[members[peer]]: peer for peer in lines}
         self._gone: set[int] = set()
+        self.seconds = 0.0
+        """Waited so far."""
         for descriptor in self._ranks:
             self._poll.register(descriptor, 0)  # hang-ups are always reported
 
@@ -122,9 +124,20 @@ class Waiter:
     def _until(self, word: int, value: int, timeout: float, what: Callable[[], str], only: int | None) -> int:
         words = self._words
         floor = value & ~_SIGNATURE
-        for _ in self._spins:
-            if (found := words[word]) >= floor:
-                return found
+        if (found := words[word]) >= floor:
+            return found
+        began = time.perf_counter()
+        try:
+            for _ in self._spins:
+                if (found := words[word]) >= floor:
+                    return found
+            return self._rest(word, floor, timeout, what, only)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+    def _rest(self, word: int, floor: int, timeout: float, what: Callable[[], str], only: int | None) -> int:
+        """What is left of a wait that is longer than a few reads."""
+        words = self._words
         start = time.monotonic()
         while True:
             os.sched_yield()

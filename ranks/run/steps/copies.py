@@ -12,6 +12,8 @@ import numpy as np
 
 from ranks.errors import ShardrunError
 from ranks.run.schedule import Schedule, joined
+from ranks.run.steps.likeliest import Shared
+from ranks.tokens.wanted import SHOWN
 from sharding.common.arrays import Array
 
 Owners = tuple[int, ...]
@@ -77,21 +79,34 @@ class Copies:
         }
 
     def together(
-        self, results: dict[str, Array], failure: ShardrunError | None, owners: Owners
+        self,
+        results: dict[str, Array],
+        failure: ShardrunError | None,
+        owners: Owners,
+        asked: Shared | None = None,
     ) -> dict[str, Array]:
         """Everyone's outputs by name, with the rows in order. A collective of all copies; raises what
-        one of them raised."""
+        one of them raised.
+
+        Where a copy tells of its rows what is ``asked``, their output is left out: it has the other rows
+        alone, if there are any."""
         busy = sorted(set(owners))
         found = self._schedule.gathered(results, failure, busy)
-        order = [row for copy in busy for row, owner in enumerate(owners) if owner == copy]
-        back = np.argsort(order, kind="stable")
+        rows = [[row for row, owner in enumerate(owners) if owner == copy] for copy in busy]
+        told = found.pop(SHOWN, [])
+        if asked is not None and told:
+            asked.hear(told, rows)
         whole = {}
         for name, arrays in found.items():
             if not arrays:
                 continue
+            given = rows
+            if asked is not None and told and name == asked.output:
+                given = [own for own, one in zip(rows, told, strict=True) if one[0, 0] < 0]
             axis = self._outputs.get(name)
             if axis is None or len(arrays) == 1:
                 whole[name] = arrays[0]
             else:
+                back = np.argsort([row for own in given for row in own], kind="stable")
                 whole[name] = np.take(joined(arrays, name, axis), back, axis)
         return whole

@@ -39,10 +39,13 @@ class Lead:
         self._told = 0.0
         self.error: str | None = None
         """Why no token could be chosen."""
+        self.seconds = 0.0
+        """What the choice took."""
 
     def choose(self, outputs: Mapping[str, Array], shown: Shown | None) -> tuple[int, bool]:
         """The next token, and whether it is read in another step; ``shown``: what all ranks show of their
         parts of the logits, instead of them."""
+        began = time.perf_counter()
         try:
             token = (
                 self.chooser.choose(self._row(outputs)) if shown is None else self.chooser.choose_among(shown)
@@ -50,6 +53,8 @@ class Lead:
         except Exception as error:  # the other ranks wait, and must hear of it
             self.error = str(error) or type(error).__name__
             return -1, False
+        finally:
+            self.seconds += time.perf_counter() - began
         more = self.wanted and token not in self.chooser.ends
         self.take(token)
         return token, more
@@ -94,17 +99,22 @@ def follow(
     run: RunReport,
     spreader: Spreader,
     lead: Lead | None,
+    *,
+    apart: bool = False,
 ) -> str | None:
     """Makes the steps of a run; why it ended early, if a token could not be chosen. A collective: every rank
     calls it, rank 0 with ``lead``.
 
     ``feeds``: those of the first step, which reads one token. All steps have the same but for that.
+    ``apart``: not all ranks have a part of each layer (`Sequences.apart`).
     """
     ids = np.array(feeds[run["tokens"]])
     feeds = {**feeds, run["tokens"]: ids}
     word = np.zeros(2, np.int64)
     chooser = lead.chooser if lead is not None else Chooser.of(run["text"], run["vocabulary"])
-    likeliest = Likeliest(run["logits"], run["vocabulary"]) if chooser.takes_likeliest else None
+    # Where rank 0 has no part of the logits, its word does not travel with the likeliest token.
+    together = chooser.takes_likeliest and not apart
+    likeliest = Likeliest(run["logits"], run["vocabulary"]) if together else None
     best = BestTokens(run["logits"], run["vocabulary"], chooser)
     try:
         while True:

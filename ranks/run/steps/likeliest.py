@@ -4,13 +4,16 @@ instead of all."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
+from ranks.collectives.single import SingleCommunicator
 from ranks.tokens import best
+from ranks.tokens.wanted import SHOWN
 
 if TYPE_CHECKING:
     from ranks.collectives.base import Communicator
@@ -20,10 +23,39 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array
 
 
+_NOTHING = np.full((1, 1), -1.0)
+
+
+class Gathering:
+    """Gathers as many numbers of each rank in every step."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """How long that took, since the step began."""
+        self._mine = self._all = np.zeros((0, 0))
+        self._group: Communicator | None = None
+        self._gather: Callable[[], object] | None = None
+
+    def together(self, numbers: Array | Sequence[float], group: Communicator) -> Array:
+        """The numbers of each rank, (ranks, numbers); good until the next time."""
+        if self._gather is None or self._group is not group or self._mine.shape[1] != len(numbers):
+            self._mine, self._all = np.zeros((1, len(numbers))), np.zeros((group.size, len(numbers)))
+            self._group, self._gather = group, group.gathering(self._mine, self._all, 0)
+        self._mine[0] = numbers
+        began = time.perf_counter()
+        self._gather()
+        self.seconds += time.perf_counter() - began
+        return self._all
+
+
 class Asked(Protocol):
     """What a step may be asked for instead of an output. Every rank asks alike."""
 
     output: str
+
+    @property
+    def exchanging_seconds(self) -> float:
+        """What of the time in `find` was in collectives, since the step began."""
 
     def find(self, part: Array, group: Communicator) -> bool:
         """Whether this was found from this rank's part of the output and those of the others. A collective,
@@ -33,11 +65,43 @@ class Asked(Protocol):
         """A new step begins."""
 
 
+@runtime_checkable
+class Shared(Asked, Protocol):
+    """What may be asked also where ranks have no part of the output: other stages, other copies of the model.
+    They hear what was found."""
+
+    found: Array | None
+    """What was found, as it travels."""
+
+    def of(self, rows: Sequence[int], count: int) -> Shared:
+        """What is asked of these rows of a batch of ``count``, for the copy that has them."""
+
+    def told(self) -> Array:
+        """What was found, (ranks, numbers); the first number is negative where nothing was."""
+
+    def hear(self, told: Sequence[Array], rows: Sequence[Sequence[int]] | None = None) -> None:
+        """Takes what others have told: each of several copies about its ``rows``, or one group about all."""
+
+
+_ALONE = SingleCommunicator()
+
+
+def telling(results: dict[str, Array], asked: Shared | None) -> dict[str, Array]:
+    """What the ranks that have an output tell the others of a step: what was found in place of the output, if
+    that is enough. An output that they have whole is searched here, for the others have nothing of it."""
+    if asked is None or (asked.found is None and asked.output not in results):
+        return results
+    rest = dict(results)
+    if asked.found is not None or asked.find(results[asked.output], _ALONE):
+        rest.pop(asked.output, None)
+    return {**rest, SHOWN: asked.told()}
+
+
 def _last_row(part: Array, group: Communicator, size: int) -> Array | None:
     """This rank's part of the last row of an output, as whoever reads the whole output has it; None where the
     ranks do not hold ``size`` floating-point numbers together."""
     width = part.shape[-1]
-    if width * group.size != size or part.dtype.kind != "f":
+    if width * group.size != size or (part.dtype.kind != "f" and part.dtype.name != "bfloat16"):
         return None
     return np.asarray(part.reshape(-1, width)[-1], np.float32)
 
@@ -52,26 +116,25 @@ class Likeliest:
         """What this rank has to say besides."""
         self.found: tuple[int, float] | None = None
         """The place, of equal ones the first, and rank 0's word; None: the step gave the whole output."""
-        self._mine = np.zeros((1, 3))
-        self._all = self._mine
-        self._exchange: Callable[[], object] | None = None
+        self._gathering = Gathering()
+
+    @property
+    def exchanging_seconds(self) -> float:
+        """See `Asked`."""
+        return self._gathering.seconds
 
     def forget(self) -> None:
         """See `Asked`."""
-        self.found = None
+        self.found, self._gathering.seconds = None, 0.0
 
     def find(self, part: Array, group: Communicator) -> bool:
         """See `Asked`; ``part``: (..., size / ranks)."""
         row = _last_row(part, group, self.size)
         if row is None:
             return False
-        if self._exchange is None:
-            self._all = np.zeros((group.size, 3))
-            self._exchange = group.gathering(self._mine, self._all, 0)
         place = int(row.argmax())
-        self._mine[0] = row[place], group.rank * row.size + place, self.word
-        self._exchange()
-        rows = self._all.tolist()
+        mine = (float(row[place]), float(group.rank * row.size + place), self.word)
+        rows = self._gathering.together(mine, group).tolist()
         if not all(math.isfinite(value) for value, _, _ in rows):
             return False  # whoever reads the whole output says what is wrong with it
         self.found = int(max(rows, key=itemgetter(0))[1]), rows[0][2]
@@ -87,12 +150,16 @@ class BestTokens:
         self.found: best.Shown | None = None
         """What all ranks show, a row each; None: the step gave the whole output."""
         self._chooser = chooser
-        self._mine = self._all = np.zeros((0, 0))
-        self._exchange: Callable[[], object] | None = None
+        self._gathering = Gathering()
+
+    @property
+    def exchanging_seconds(self) -> float:
+        """See `Asked`."""
+        return self._gathering.seconds
 
     def forget(self) -> None:
         """See `Asked`."""
-        self.found = None
+        self.found, self._gathering.seconds = None, 0.0
 
     def find(self, part: Array, group: Communicator) -> bool:
         """See `Asked`; ``part``: (..., size / ranks)."""
@@ -101,24 +168,28 @@ class BestTokens:
         if row is None or count is None:
             return False
         shown = self._chooser.show(row, group.rank * row.size, count)
-        if self._exchange is None:
-            self._mine, self._all = np.zeros((1, len(shown))), np.zeros((group.size, len(shown)))
-            self._exchange = group.gathering(self._mine, self._all, 0)
-        self._mine[0] = shown
-        self._exchange()
-        if best.enough(self._all):
-            self.found = self._all
+        everyone = self._gathering.together(shown, group)
+        self.found = everyone if best.enough(everyone) else None
         return self.found is not None
+
+    def of(self, rows: Sequence[int], count: int) -> BestTokens:
+        """See `Shared`: there is one row."""
+        return self
+
+    def told(self) -> Array:
+        """See `Shared`."""
+        return _NOTHING if self.found is None else self.found
+
+    def hear(self, told: Sequence[Array], rows: Sequence[Sequence[int]] | None = None) -> None:
+        """See `Shared`."""
+        self.found = told[0] if best.enough(told[0]) else None
 
 
 def gathered_last(parts: Parts, results: set[str], read: set[str]) -> dict[str, Collective]:
     """Results that are gathered along an axis after all segments, and that nothing else reads: a step can do
-    without. Only such as lie on the host, of a model that all ranks have a part of each layer of: else some
-    would not hear what was found."""
+    without. Only such as lie on the host."""
     cut = parts.cut
     found: dict[str, Collective] = {}
-    if parts.mail is not None:
-        return found
     for level, collectives in enumerate(cut.collectives if parts.group is not None else ()):
         # What comes later may write where the input of a collective was that should be over.
         ended = not any(segment.outputs for segment in cut.segments[level + 1 :])

@@ -73,6 +73,7 @@ class Steps:
         # Which way control flow goes decides shapes.
         self._plannable = not any(cut.controls) and None not in parts.elements.values()
         self.communication_seconds = self.segment_seconds = 0.0
+        self.waiting_seconds = self.choosing_seconds = 0.0
 
     def run(
         self, state: SequenceState, feeds: Mapping[str, Array], count: int, asked: Asked | None = None
@@ -86,6 +87,7 @@ class Steps:
         if self._parts.weights is not None and self._parts.weights.renew():
             self._plans.clear()
             self._seen.clear()
+        waited = self._parts.exchanges.waiting_seconds
         with self._parts.memory.active():
             try:
                 state.reserve(count)
@@ -93,6 +95,7 @@ class Steps:
             except BaseException:
                 state.abandon()
                 raise
+            self.waiting_seconds += self._parts.exchanges.waiting_seconds - waited
             if self._parts.mail is not None:
                 self._parts.mail.begin()
         return results
@@ -137,23 +140,28 @@ class Steps:
 
     def _finish(self, values: Values, plan: Plan | None, asked: Asked | None, noted: Shapes) -> str:
         """Gathers the results that come last; the one that was left out, for what is ``asked`` is enough."""
-        found = ""
+        found, choosing = "", 0.0
         if asked is not None:
             asked.forget()
         began = time.perf_counter()
         for name, c in self._late.items():
             group = self._parts.group
             assert c.input and group is not None
-            if asked is not None and asked.output == name and asked.find(values[c.input], group):
-                found = name
-                continue
+            if asked is not None and asked.output == name:
+                start = time.perf_counter()
+                enough = asked.find(values[c.input], group)
+                choosing += time.perf_counter() - start - asked.exchanging_seconds
+                if enough:
+                    found = name
+                    continue
             for exchange in plan.late[name] if plan is not None else (c,):
                 if isinstance(exchange, Collective):
                     self._exchange_free(exchange, values)
                 else:
                     exchange()
             self._note(name, values, noted)
-        self.communication_seconds += time.perf_counter() - began
+        self.communication_seconds += time.perf_counter() - began - choosing
+        self.choosing_seconds += choosing
         return found
 
     def _given(self, name: str, array: Array, plan: Plan | None) -> Buffer:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ranks.errors import CollectiveError, ShardrunError
-from ranks.run.steps.likeliest import Asked
+from ranks.run.steps.likeliest import Asked, Shared, telling
 from ranks.run.steps.runner import Steps
 from ranks.run.steps.shown import Rows, shown
 from ranks.state import feeds as known_feeds
@@ -17,7 +17,7 @@ from ranks.state.parts import part
 from ranks.state.rows import Row, merged
 from ranks.state.sequence import SequenceState, Slot
 from ranks.state.session import Host, Known, Wish
-from ranks.tokens.wanted import Ask
+from ranks.tokens.wanted import SHOWN, Ask
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -73,7 +73,7 @@ class Stateful:
             from ranks.weights.updated.bound import BoundWeights
 
             parts = replace(parts, weights=BoundWeights(weights))
-        sizes = state_pairs.head_sizes(parts.cut.model)
+        sizes = state_pairs.head_sizes(parts.cut.model, pairs)
         return cls(Steps(parts, pairs), parts, pairs, specs, sizes)
 
 
@@ -89,6 +89,8 @@ class Sequences:
         held = {pair.output for pair in model.pairs if pair.output in model.parts.cut.outputs}
         self._held = [pair for pair in model.pairs if pair.output in held]
         self._host: _Host | None = None
+        self.choosing_seconds = 0.0
+        """What it took to choose tokens, but for `Steps.choosing_seconds`."""
         self._failed: dict[int, str] = {}
         states = {pair.input for pair in model.pairs}
         self.pairs = model.pairs
@@ -106,6 +108,11 @@ class Sequences:
         return self._host
 
     @property
+    def apart(self) -> bool:
+        """Whether some ranks have other layers of the model than others, or another copy of it."""
+        return self._model.shown is not None
+
+    @property
     def communication_seconds(self) -> float:
         """Seconds that this rank spent in collectives of steps so far."""
         return self._model.steps.communication_seconds
@@ -114,6 +121,15 @@ class Sequences:
     def segment_seconds(self) -> float:
         """Seconds that this rank's sessions of ONNX Runtime ran in steps so far."""
         return self._model.steps.segment_seconds
+
+    @property
+    def waiting_seconds(self) -> float:
+        """What of the time in collectives this rank waited for others, as far as they can tell."""
+        return self._model.steps.waiting_seconds
+
+    def chose(self) -> float:
+        """Seconds that this rank spent in looking for the best tokens, and in choosing among them."""
+        return self.choosing_seconds + self._model.steps.choosing_seconds
 
     def change(self, change: str, number: int, **more: Unpack[More]) -> None:
         """Opens, copies (``new``), cuts back (``length``) or closes a sequence.
@@ -212,18 +228,22 @@ class Sequences:
         """One step of a sequence: the outputs that are no state, by name.
 
         ``feeds``: all inputs that are neither state nor filled in here (`ranks.state.feeds`). Every rank of
-        the model makes the same call. ``asked``: as `Steps.run`; only where one group of ranks has the model.
+        the model makes the same call. ``asked``: as `Steps.run`; not `apart` only what is `Shared`.
         """
         copies, shown, owners = self._model.copies, self._model.shown, self._owners.get(number)
+        if shown is None:
+            return self._one_step(number, feeds, None, asked)
+        shared = asked if isinstance(asked, Shared) else None  # of others, not all would hear what was found
         if copies is None:
-            return self._one_step(number, feeds, shown, asked)
+            return self._one_step(number, feeds, partial(_hear, shown, shared), shared)
         if owners is None:
             owners = copies.owners(feeds)
         else:
             copies.check(owners, feeds)
-        together = partial(copies.together, owners=owners)
-        if copies.mine(owners):
-            results = self._one_step(number, copies.cut(feeds, owners), together)
+        together = partial(copies.together, owners=owners, asked=shared)
+        if mine := copies.mine(owners):
+            own = shared.of(mine, len(owners)) if shared is not None else None
+            results = self._one_step(number, copies.cut(feeds, owners), together, own)
         else:
             results = together({}, None)
         self._owners[number] = owners
@@ -234,7 +254,7 @@ class Sequences:
         number: int,
         feeds: Mapping[str, Array],
         shown: Shown | None,
-        asked: Asked | None = None,
+        asked: Asked | Shared | None = None,
     ) -> dict[str, Array]:
         """A step of the rows that this copy of the model has. The state changes only where no rank fails."""
         steps, state = self._model.steps, self._open[number]
@@ -251,7 +271,9 @@ class Sequences:
                 state = self._begin(feeds, initial)
             given = known_feeds.fill(self.filled, feeds, state.length)
             count = found[1] if found is not None else 0
-            results = steps.run(state, given, count, asked if shown is None else None)
+            results = steps.run(state, given, count, asked)
+            if shown is not None:
+                results = telling(results, cast("Shared | None", asked))
         except CollectiveError:
             raise
         except ShardrunError as error:
@@ -304,6 +326,17 @@ class Sequences:
             )
         state.length = lengths.pop() if lengths else 0
         return state
+
+
+def _hear(
+    shown: Shown, asked: Shared | None, results: dict[str, Array], failure: ShardrunError | None
+) -> dict[str, Array]:
+    """The outputs of all stages; what one of them tells of what is ``asked`` goes there."""
+    found = shown(results, failure)
+    told = found.pop(SHOWN, None)
+    if asked is not None and told is not None:
+        asked.hear([told])
+    return found
 
 
 class _Host:

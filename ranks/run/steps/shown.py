@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from ranks.run.steps.likeliest import Gathering
 from ranks.tokens import wanted
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Rows:
-    """Asks a step for the best tokens of rows of logits: a `ranks.run.steps.likeliest.Asked`."""
+    """Asks a step for the best tokens of rows of logits: a `ranks.run.steps.likeliest.Shared`."""
 
     def __init__(self, ask: wanted.Ask) -> None:
         self.output, self.ask = ask.output, ask
@@ -24,13 +26,17 @@ class Rows:
         """What all ranks show (ranks, numbers); None: the step gave the whole output."""
         self._logs = any(want.logs for want in ask.wants)
         self._alike = all(want.width == 3 and not want.count for want in ask.wants)
-        self._mine = np.zeros((1, sum(want.width for want in ask.wants)))
-        self._all = self._mine
-        self._exchange: Callable[[], object] | None = None
+        self._highest, self._best = Gathering(), Gathering()
+        self._of: dict[tuple[int, ...], Rows] = {}
+
+    @property
+    def exchanging_seconds(self) -> float:
+        """See `Asked`."""
+        return self._highest.seconds + self._best.seconds
 
     def forget(self) -> None:
         """See `Asked`."""
-        self.found = None
+        self.found, self._highest.seconds, self._best.seconds = None, 0.0, 0.0
 
     def find(self, part: Array, group: Communicator) -> bool:
         """See `Asked`; ``part``: (rows, positions, vocabulary / ranks)."""
@@ -39,30 +45,44 @@ class Rows:
             return False
         if part.dtype.kind != "f" and part.dtype.name != "bfloat16":
             return False
-        chosen = part if ask.every or part.ndim < 3 else part[..., -1, :]
-        if chosen.size != len(ask.wants) * width:
+        rows = ask.chosen(part)
+        if len(rows) != len(ask.wants):
             return False
-        # As whoever reads the whole output.
-        rows = np.asarray(chosen.reshape(-1, width), np.float32)
         highest = np.zeros(len(rows))
         if self._logs:
-            maxima = np.zeros((group.size, len(rows)))
-            group.all_gather(rows.max(axis=1).astype(np.float64)[None], maxima)
-            highest = maxima.max(axis=0)
+            highest = self._highest.together(rows.max(axis=1), group).max(axis=0)
             if not np.isfinite(highest).all():
                 return False  # whoever reads the whole output says what is wrong with it
         begin = group.rank * width
         if self._alike:
-            self._mine[0] = wanted.likeliest(rows, begin).reshape(-1)
+            mine = wanted.likeliest(rows, begin).reshape(-1)
         else:
             told = zip(rows, ask.wants, highest.tolist(), strict=True)
-            self._mine[0] = np.concatenate([wanted.show(row, begin, want, best) for row, want, best in told])
-        if self._exchange is None:
-            self._all = np.zeros((group.size, self._mine.shape[1]))
-            self._exchange = group.gathering(self._mine, self._all, 0)
-        self._exchange()
-        self.found = self._all if wanted.enough(self._all, ask.wants) else None
+            mine = np.concatenate([wanted.show(row, begin, want, best) for row, want, best in told])
+        everyone = self._best.together(mine, group)
+        self.found = everyone if wanted.enough(everyone, ask.wants) else None
         return self.found is not None
+
+    def of(self, rows: Sequence[int], count: int) -> Rows:
+        """See `Shared`."""
+        if len(rows) == count:
+            return self
+        key = tuple(rows)
+        if key not in self._of:
+            each = len(self.ask.wants) // count
+            wants = [want for row in rows for want in self.ask.wants[row * each : (row + 1) * each]]
+            self._of[key] = Rows(replace(self.ask, wants=wants))
+        return self._of[key]
+
+    def told(self) -> Array:
+        """See `Shared`."""
+        return wanted.nothing(self.ask.wants) if self.found is None else self.found
+
+    def hear(self, told: Sequence[Array], rows: Sequence[Sequence[int]] | None = None) -> None:
+        """See `Shared`."""
+        one = told[0] if rows is None or len(told) == 1 else wanted.joined(told, rows, self.ask.wants)
+        starts = np.cumsum([0, *(want.width for want in self.ask.wants[:-1])])
+        self.found = one if (one[0, starts] >= 0).any() else None
 
 
 class Asking:

@@ -357,3 +357,23 @@ def test_recurrent_texts_go_on_when_others_come(tmp_path: Path) -> None:
         ids = list(sequence.follow(chooser, 2000, 2000, lambda: False))
         assert ids == greedy(PROMPT, 1 + len(ids))[1:] and len(ids) < 1999
         assert not sequence.closed and sequence.length == len(PROMPT) + len(ids)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_k": 5, "seed": 3}], ids=str)
+def test_ranks_say_where_the_time_of_tokens_goes(
+    model: LanguageModel, decoder: ResidentDecoder, options: dict[str, Any]
+) -> None:
+    group = decoder.later.group
+    assert isinstance(group, launcher.Group)
+    made = model.generate(PROMPT, max_new_tokens=60, ignore_eos=True, **options)
+    next(made)
+    before, start = group.spent, time.perf_counter()
+    made.finish()
+    after, whole = group.spent, time.perf_counter() - start
+    assert before.answered < after.answered
+    ran, segments, talked, waited, chose = (
+        getattr(after, f"{name}_seconds") - getattr(before, f"{name}_seconds")
+        for name in ("run", "segment", "communication", "waiting", "choosing")
+    )
+    assert segments > 0 and chose > 0 and 0 < waited < talked
+    assert segments + talked + chose < ran < whole

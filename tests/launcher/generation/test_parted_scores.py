@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import sharding
 from launcher.generation.decoder import Ids, Logits, step_each
@@ -161,18 +161,64 @@ def test_an_engine_of_texts_of_all_kinds(path: Path, slices: Path) -> None:
     assert wholes(calls) <= 1 + len(asked)
 
 
-def test_logits_of_half_precision(tmp_path: Path, path: Path) -> None:
-    """Of which several are equal."""
-    model = onnx.load(path)
-    model.graph.node[-1].output[0] = "exact"
-    model.graph.node.append(helper.make_node("Cast", ["exact"], ["logits"], to=TensorProto.FLOAT16))
-    model.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT16
-    onnx.save(model, tmp_path / "model.onnx")
-    sharding.slice_model(tmp_path / "model.onnx", 2, tmp_path / "slices")
+TAILS: dict[str, list[str]] = {
+    "to half": ["logits = Cast<to = 10>(z)"],
+    "from half": [
+        "logits = Cast<to = 1>(z)",
+    ],
+    "scale": ["logits = Mul(z, scale)"],
+    "scale from half": ["y = Mul(z, half_scale)", "logits = Cast<to = 1>(y)"],
+    "soft cap": ["y = Div(z, cap)", "x = Tanh(y)", "logits = Mul(x, cap)"],
+    "soft cap from half": [
+        "y = Cast<to = 1>(z)", "x = Div(y, cap)", "w = Tanh(x)", "logits = Mul(cap, w)",
+    ],
+    "bias": ["logits = Add(bias, z)"],
+    "words that are none": ["logits = Where(words, z, least)"],
+    "clipped": ["logits = Clip(z, least, most)"],
+}  # fmt: skip
+"""What follows the head."""
+
+
+def save_with_tail(path: Path, folder: Path, tail: str) -> Path:
+    """The decoder with another head: ``z`` is what its product gives."""
+    model, random = onnx.load(path), np.random.default_rng(3)
+    head = next(weight for weight in model.graph.initializer if weight.name == "head")
+    product = model.graph.node[-1]
+    product.output[0] = "z"
+    if "from half" in tail:
+        model.graph.node.insert(
+            len(model.graph.node) - 1, helper.make_node("Cast", [product.input[0]], ["hidden"], to=10)
+        )
+        model.graph.node[-1].input[0] = "hidden"
+        values = numpy_helper.to_array(head).astype(np.float16)
+        head.CopyFrom(numpy_helper.from_array(values, head.name))
+    constants = {
+        "scale": np.float32(0.37), "half_scale": np.float16(0.25), "cap": np.float32(60.0),
+        "least": np.float32(-1e4), "most": np.float32(1e4),
+        "bias": random.standard_normal(tiny.VOCABULARY).astype(np.float32),
+        "words": random.random(tiny.VOCABULARY) < 0.7,
+    }  # fmt: skip
+    for line in TAILS[tail]:
+        node = onnx.parser.parse_node(line)
+        model.graph.node.append(node)
+        for name in set(node.input) & set(constants):
+            if name not in {weight.name for weight in model.graph.initializer}:
+                model.graph.initializer.append(numpy_helper.from_array(np.array(constants[name]), name))
+    kind = TensorProto.FLOAT16 if tail == "to half" else TensorProto.FLOAT
+    model.graph.output[0].type.tensor_type.elem_type = kind
+    onnx.save(model, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_no_logits_travel_where_something_follows_the_head(tmp_path: Path, path: Path, tail: str) -> None:
+    """Of half precision, several logits are equal."""
+    model = save_with_tail(path, tmp_path, tail)
+    sharding.slice_model(model, 2, tmp_path / "slices")
     for more in ({}, {"temperature": 1.3, "top_k": 7}):
         options: dict[str, Any] = {"max_new_tokens": COUNT, "ignore_eos": True, "seed": 1, "logprobs": 2}
         options |= more
-        want = of_plain(tmp_path / "model.onnx").generate(PROMPT, **options).finish()
+        want = of_plain(model).generate(PROMPT, **options).finish()
 
         def work(model: LedModel, given: dict[str, Any] = options) -> Any:
             return model.generate(PROMPT, **given).finish()

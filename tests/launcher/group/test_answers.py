@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from launcher.starters import cause
 from launcher.starters.base import Ended
 from launcher.starters.cause import Trouble
 from launcher.starters.noise import Noise
+from ranks.run.rank_model import Stats
 from ranks.talk.wire import Kind, Message
 
 
@@ -40,7 +42,7 @@ def test_a_rank_that_could_not_compute_what_rank_0_could_is_out_of_step(turn: st
     requests = Requests(ranks)
     first = requests.submit({"x": np.zeros(1)})
     failed = Message(Kind.FAILED, {"request": 1, "type": "ModelError", "message": "no memory."})
-    stats = {"communication_seconds": 0.0, "segment_seconds": 0.0}
+    stats = asdict(Stats(1, 0, 0, 0.0))
     good = Message(Kind.RESULT, {"request": 1, "stats": stats, "seconds": 0.0})
     order = [(1, failed), (0, good)] if turn == "before" else [(0, good), (1, failed)]
     with ranks.changed:

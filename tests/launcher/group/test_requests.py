@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
+from dataclasses import asdict
 from typing import Any, cast
 
 import numpy as np
@@ -21,10 +22,11 @@ from launcher.group.serving.flight import MOST_BYTES
 from launcher.group.serving.runs import RanksRun
 from launcher.starters import cause
 from ranks.errors import QueueFullError
+from ranks.run.rank_model import Stats
 from ranks.talk import area, wire
 from tests.launcher.processes import wait_until
 
-STATS = {"communication_seconds": 0.0, "segment_seconds": 0.0}
+STATS = asdict(Stats(1, 0, 0, 0.0))
 SECONDS = 20.0
 
 

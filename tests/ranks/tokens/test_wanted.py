@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from ranks.collectives.single import SingleCommunicator
 from ranks.run.steps.shown import Asking, Rows
 from ranks.tokens import sampling, wanted
 from ranks.tokens.chooser import Chooser
@@ -205,3 +206,40 @@ def test_what_cannot_be_read_is_not_taken_for_what_was_asked_before() -> None:
         with pytest.raises(ValueError, match="unpack"):
             asking.rows({"asked": {**good, "rows": [[3]]}}, tensors)
     assert asking.rows({"asked": good}, tensors) is not None
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_rows_of_several_copies(each: int) -> None:
+    """Of which one shows nothing, but gives its rows whole."""
+    random = np.random.default_rng(9)
+    owners, count = [1, 0, 2, 1, 0], 5
+    rows = np.stack([noisy(random, False) for _ in range(each * count)])
+    wants = [Want(k % 4, np.array([7 * k, 900]), logs=k % 2 == 1) for k in range(each * count)]
+    ask = Ask("logits", VOCABULARY, wants, every=True)
+    told, mine, whole = [], [], []
+    for copy in range(3):
+        own = [row for row, owner in enumerate(owners) if owner == copy]
+        mine.append(own)
+        places = [row * each + k for row in own for k in range(each)]
+        part = Rows(ask).of(own, count)
+        assert [want.count for want in part.ask.wants] == [wants[place].count for place in places]
+        if copy == 1:
+            whole += places
+        else:
+            part.find(rows[places], SingleCommunicator())
+        told.append(np.array(part.told()))
+    asked = Rows(ask)
+    asked.hear(told, mine)
+    assert asked.found is not None
+    logits = rows[sorted(whole)].reshape(2, each, VOCABULARY)
+    scores = ask.read({wanted.SHOWN: asked.found, "logits": logits})
+    assert scores is not None
+    for place, (found, row, want) in enumerate(zip(scores, rows, wants, strict=True)):
+        assert (found.ids is None) == (place in whole)
+        best = sampling.top(row, max(want.count, 1)).tolist()
+        for token in (*best, *want.also.tolist()):
+            assert found.values[found.place(token)] == row[token]
+        if want.logs:
+            assert found.logs()[found.place(best[0])] == Norm.of(row).logs(row)[best[0]]
+    asked.hear([wanted.nothing(wants)])
+    assert asked.found is None

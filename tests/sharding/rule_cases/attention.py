@@ -281,6 +281,22 @@ def _rotary() -> list[Case]:
             _ms("RotaryEmbedding", [f32(12, 12, 8), i64(12, 12, low=0, high=24), *caches], flag),
             _ms("RotaryEmbedding", [f32(12, 2, 12, 4), np.asarray([3]), *caches], flag),
         ]
+    new: dict[str, Any] = {"needs": "1.31"}
+    half, part = {"mrope_section": [1, 1, 0]}, {"rotary_embedding_dim": 2, "mrope_section": [1, 0, 0]}
+    thirds = i64(3, BATCH, LENGTH, low=0, high=24)
+    short = [a[:, :1] for a in caches]
+    cases += [
+        _ms("MRotaryEmbedding", [four, thirds, *caches], half, **new),
+        _ms("MRotaryEmbedding", [three, thirds, *caches], {**half, **heads, "mrope_layout": 1}, **new),
+        _ms("MRotaryEmbedding", [three, thirds, *short], {**part, **heads}, **new),
+        _ms(
+            "MRotaryEmbedding",
+            [f32(12, 12, 8), i64(3, 12, 12, low=0, high=24), *caches],
+            {**half, "num_heads": 2},
+            **new,
+        ),
+        _ms("MRotaryEmbedding", [f32(12, 2, 12, 4), i64(3, 12, 12, low=0, high=24), *caches], half, **new),
+    ]
     return cases
 
 
@@ -330,6 +346,23 @@ def _recurrent() -> list[Case]:
             _ms(op, [q, k, v, state, decay, rate], counts, 2, **exact),
             _ms(op, [q, k, v, state, decay, rate[:, :, :1]], {**counts, "scale": 0.3}, 2, **exact),
         ]
+    gate: dict[str, Any] = {"rtol": 1e-4, "needs": "1.31", "block_counts": {24: (2,)}}
+    for batch, length, pairs in ((BATCH, 5, 24), (12, 12, 5)):
+        a, b, bias, scale = (
+            f32(batch, length, pairs),
+            f32(batch, length, pairs),
+            f32(pairs),
+            -np.abs(f32(pairs)),
+        )
+        cases += [
+            _ms("LinearAttentionGate", [a, bias, scale, b], {}, 2, **gate),
+            _ms("LinearAttentionGate", [a, bias, scale], {}, **gate),
+        ]
+    for shape, size in (((BATCH, 5, 48), 4), ((12, 12, 6), 6), ((24, 24), 2)):
+        for activation in ("silu", "sigmoid"):
+            cases.append(
+                _ms("GatedRMSNorm", [f32(*shape), f32(size), f32(*shape)], {"activation": activation}, **gate)
+            )
     return cases
 
 
@@ -355,6 +388,7 @@ EXTRA: dict[tuple[str, str], Set[str]] = {
     (MICROSOFT, "DecoderMaskedMultiHeadAttention"): HEADS_AND_BATCH,
     ("", "RotaryEmbedding"): LINEAR,
     (MICROSOFT, "RotaryEmbedding"): LINEAR,
+    (MICROSOFT, "MRotaryEmbedding"): LINEAR,
     (MICROSOFT, "CausalConvWithState"): {"blocks->blocks"},
     ("", "TensorScatter"): LINEAR | {"blocks->blocks"},
 }

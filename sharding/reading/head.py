@@ -41,7 +41,7 @@ _WEIGHT = {"QLinearMatMul": 3}
 """Where the matrix of weights is not the second input."""
 _UNARY = frozenset({"Identity", "Cast", "Tanh", "Neg"})
 _WITH_NUMBERS = frozenset({"Clip", "DequantizeLinear", "QuantizeLinear"})
-_BINARY = frozenset({"Add", "Sub", "Mul", "Div", "Min", "Max"})
+_BETWEEN = frozenset({"Add", "Sub", "Mul", "Div", "Min", "Max", "Where"})
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,33 @@ def _before(node: ir.Node) -> ir.Value | None:
     if node.op_type in _WITH_NUMBERS:
         others = [value for value in node.inputs[1:] if value is not None]
         return node.inputs[0] if all(map(_is_number, others)) else None
-    if node.op_type not in _BINARY or len(node.inputs) != 2:
+    if node.op_type not in _BETWEEN:
         return None
-    for main, other in (node.inputs, node.inputs[::-1]):
+    axes = len(shape_of(node.outputs[0]) or ())
+    for main in node.inputs:
         shape = shape_of(main)
-        if shape is not None and len(shape) == 3 and shape[AXIS] != 1 and _is_for_all(other):
+        if main is None or main.producer() is None or shape is None or len(shape) != axes:
+            continue
+        if all(_is_for_all(other) for other in node.inputs if other is not main):
             return main
     return None
+
+
+def before_logits(source: Source) -> dict[ir.Value, ir.Value]:
+    """The values that become logits element by element, such as those before a cast, a scale or a soft cap,
+    and the logits: of a model that keeps state, and is asked for few of them in a step."""
+    kept = {pair.output for pair in source.state}
+    found: dict[ir.Value, ir.Value] = {}
+    for logits in source.model.graph.outputs if kept else ():
+        if "logits" not in (logits.name or "") or logits.name in kept:
+            continue
+        value, node = logits, logits.producer()
+        while node is not None and (before := _before(node)) is not None:
+            value, node = before, before.producer()
+            if node is None or value.is_graph_output() or len(value.uses()) != 1:
+                break
+            found[value] = logits
+    return found
 
 
 def _is_number(value: ir.Value | None) -> bool:
