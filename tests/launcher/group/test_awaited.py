@@ -31,7 +31,11 @@ def test_ranks_are_looked_after_while_a_loop_waits(two_slices: Path, monkeypatch
     monkeypatch.setattr(halted, "LOOK_SECONDS", 0.05)
     with start(two_slices, launcher="local", threads=1) as group:
         expected, looks = group.predict(feeds(1)), []
-        monkeypatch.setattr(type(group._requests), "look", looks.append)
+
+        def look(requests: Any) -> None:
+            looks.append(requests)
+
+        monkeypatch.setattr(type(group._requests), "look", look)
 
         async def work() -> dict[str, Any]:
             os.kill(group.stats[0].pid, signal.SIGSTOP)
