@@ -27,9 +27,11 @@ log = logging.getLogger(__name__)
 
 WIDTH = 64
 """Hosts to which connections are being made at once from here."""
-BRANCH_WIDTH = 8
+FIRST_WIDTH = 16
+"""The same where hosts reach others: each process that is started here takes time of this machine alone."""
+BRANCH_WIDTH = 16
 """The same from one of the hosts."""
-TREE_FROM = 2 * WIDTH + 1
+TREE_FROM = WIDTH + 1
 """So many hosts that it pays to have some reach others."""
 ROUTE_SECONDS = 5.0
 """After which a host is reached from here that does not answer by another one."""
@@ -62,12 +64,16 @@ class FanOut:
 
     def begin(self) -> None:
         """Raises `OSError`, `RuntimeError` and `LaunchError` where one of the first cannot be begun."""
-        while self._waiting and len(self._direct) < WIDTH:
+        for _ in range(min(self._width, len(self._waiting))):
             agent = self._waiting.popleft()
             self._direct.add(agent)
             agent.begin()
         if self._waiting:
             threading.Thread(target=self._work, name="shardrun hosts", daemon=True).start()
+
+    @property
+    def _width(self) -> int:
+        return FIRST_WIDTH if self._by_tree else WIDTH
 
     def started(self, agent: Agent) -> None:
         """An agent has started its ranks, or never will; in whichever thread."""
@@ -110,7 +116,7 @@ class FanOut:
             agent = self._waiting.pop()
             self._through[agent] = branch
             return functools.partial(self._reach, agent, branch)
-        if len(self._direct) < WIDTH:
+        if len(self._direct) < self._width:
             agent = self._waiting.popleft()
             self._direct.add(agent)
             return functools.partial(self._begin, agent)

@@ -82,6 +82,7 @@ class Hosts:
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """One connection at a time from here, and a tree from two hosts on."""
     monkeypatch.setattr(fan_out, "WIDTH", 1)
+    monkeypatch.setattr(fan_out, "FIRST_WIDTH", 1)
     monkeypatch.setattr(fan_out, "TREE_FROM", 2)
     monkeypatch.chdir(ROOT)
 
