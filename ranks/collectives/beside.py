@@ -1,0 +1,52 @@
+"""What the process beside a rank does that has not joined yet: see `ranks.collectives.absence`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+
+from ranks.collectives.absence import gone_text, rank_of
+from ranks.identity.place import Identity
+
+LINGER_SECONDS = 30.0
+"""For so long the end is told, to ranks that come later than it."""
+_LONGEST = 1 << 16
+
+
+def main() -> None:
+    """What the process does, until the rank has joined or its end is told."""
+    process = int(sys.argv[1])
+    poll, said = select.poll(), b""
+    poll.register(process, select.POLLIN)
+    poll.register(0, select.POLLIN)
+    while True:
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        if 0 in ready:
+            data = os.read(0, _LONGEST)
+            said += data
+            if not data:
+                poll.unregister(0)
+            continue  # all that it has said counts, also where it has ended by now
+        if process in ready:
+            break
+    with contextlib.suppress(Exception):  # nobody would hear of it
+        _tell(said)
+
+
+def _tell(said: bytes) -> None:
+    first, *heard = said.decode().splitlines()
+    identity = Identity(**json.loads(first))
+    news = json.loads(heard[0]) if heard else {}
+    gone: str = news.get("gone", gone_text(identity.rank, identity.host))
+    late = set(range(identity.world_size)) - {identity.rank, rank_of(gone), *news.get("told", ())}
+    if identity.shares_host:
+        from ranks.collectives.meeting import tell_gone
+
+        tell_gone(identity, gone, late, LINGER_SECONDS)
+    else:
+        from ranks.collectives.torch.store import tell_gone as tell_in_store
+
+        tell_in_store(identity, gone, late, LINGER_SECONDS)
