@@ -78,8 +78,7 @@ def take_part(job: Job, identity: Identity) -> None:
     if identity.world_size > 1:
         ABSENCE.stand(identity)
         GUARD.stand(identity.rank, identity.host, orphan.end_with_launcher(), job.hang_timeout)
-        if job.target == "cpu":  # while a device computes, the processors may be at rest
-            GUARD.feel(identity.rank, identity.host, job.hang_timeout)
+        GUARD.feel(identity.rank, identity.host, job.hang_timeout)
         name_process(identity.rank, identity.world_size, settings.JOB.text(), f"run {job.model}")
 
 

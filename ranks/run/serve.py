@@ -52,7 +52,6 @@ def serve(
     from ranks.precision.request import Asked
     from ranks.run.target import load
 
-    control.computes_here = target == "cpu"
     path = staged.here(path, told, identity.host)
     began = time.perf_counter()
     asked = Asked.from_text(precision) if precision else None

@@ -60,7 +60,7 @@ def result(process: subprocess.Popen[str]) -> Any:
 
 def test_a_plain_model_runs_on_the_device_that_was_asked_for(tmp_path: Path) -> None:
     found = result(start("plain", str(tmp_path), FAKE_CUDA_DEVICES="2"))
-    assert found == {"near": True, "device": "1", "taken": [[CUDA, "MatMul"]]}
+    assert found == {"near": True, "on device": True, "device": "1", "taken": [[CUDA, "MatMul"]]}
 
 
 @pytest.mark.parametrize("scenario", ["parts", "parts_that_join"])
