@@ -18,8 +18,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ranks.common import settings, sources
+from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveTimeoutError, PeerLostError
 from ranks.identity.place import Identity
+from ranks.talk.orphan import end_with_launcher
 
 _CODE = "import sys; sys.path[0] = sys.argv.pop(1); from ranks.collectives.beside import main; main()"
 _ROOT = Path(__file__).resolve().parents[2]
@@ -37,18 +39,21 @@ class Absence:
         if sys.platform != "linux" or self._process is not None or not _is_needed(identity):
             return
         with contextlib.suppress(OSError, AttributeError):  # a rank itself says what is short
-            process = os.pidfd_open(os.getpid())  # here: this rank may end before that one has begun
+            # Here: this rank may end before that one has begun.
+            watched = [os.pidfd_open(os.getpid())]
+            if launcher := end_with_launcher():
+                watched.append(os.pidfd_open(launcher))
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", _CODE, str(_ROOT), str(process)],
-                    pass_fds=[process],
+                    [sys.executable, "-c", _CODE, str(_ROOT), *map(str, watched)],
+                    pass_fds=watched,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     bufsize=0,
                 )
             finally:
-                os.close(process)
+                close_all(watched)
             # Not on its command line: the key is nobody else's.
             self._say(json.dumps(dataclasses.asdict(identity)).encode() + b"\n")
 

@@ -7,18 +7,22 @@ import json
 import os
 import select
 import sys
+import threading
 
 from ranks.collectives.absence import gone_text, rank_of
 from ranks.identity.place import Identity
 
-LINGER_SECONDS = 30.0
-"""For so long the end is told, to ranks that come later than it."""
+LINGER_SECONDS, SHORTLY = 300.0, 3.0
+"""For so long the end is told to ranks that come later than it, while what started this one is there; and
+without such: another job may take the place of this one."""
 _LONGEST = 1 << 16
 
 
 def main() -> None:
     """What the process does, until the rank has joined or its end is told."""
-    process = int(sys.argv[1])
+    process, *launcher = map(int, sys.argv[1:])
+    for watched in launcher:
+        threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
     poll, said = select.poll(), b""
     poll.register(process, select.POLLIN)
     poll.register(0, select.POLLIN)
@@ -33,10 +37,17 @@ def main() -> None:
         if process in ready:
             break
     with contextlib.suppress(Exception):  # nobody would hear of it
-        _tell(said)
+        _tell(said, LINGER_SECONDS if launcher else SHORTLY)
 
 
-def _tell(said: bytes) -> None:
+def _end_with(launcher: int) -> None:
+    poll = select.poll()
+    poll.register(launcher, select.POLLIN)
+    poll.poll()
+    os._exit(0)
+
+
+def _tell(said: bytes, seconds: float) -> None:
     first, *heard = said.decode().splitlines()
     identity = Identity(**json.loads(first))
     news = json.loads(heard[0]) if heard else {}
@@ -45,8 +56,8 @@ def _tell(said: bytes) -> None:
     if identity.shares_host:
         from ranks.collectives.meeting import tell_gone
 
-        tell_gone(identity, gone, late, LINGER_SECONDS)
+        tell_gone(identity, gone, late, seconds)
     else:
         from ranks.collectives.torch.store import tell_gone as tell_in_store
 
-        tell_in_store(identity, gone, late, LINGER_SECONDS)
+        tell_in_store(identity, gone, late, seconds)

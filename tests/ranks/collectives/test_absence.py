@@ -54,6 +54,8 @@ class Ranks:
             **os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             "SHARDRUN_TIMEOUT": str(4 * SECONDS), **dict([self.mark.split("=")]),
         }  # fmt: skip
+        if several:  # then this process is what started them
+            self.environ["TORCHELASTIC_RUN_ID"] = "test"
         self.size, self.several = size, several
         self.started: dict[int, subprocess.Popen[str]] = {}
 
@@ -100,10 +102,12 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     indirect=["ranks"],
 )
 def test_the_others_learn_of_it(ranks: Ranks, dead: int, death: str) -> None:
-    """Those that wait already, and one that comes later; nothing is left behind."""
+    """Those that wait already, and where what started them is there, one that comes later; nothing is left
+    behind."""
     late = 2 if dead != 2 else 1
+    seconds = {dead: 1.0, late: 4.0 if ranks.several else 0.0}
     for rank in range(3):
-        ranks.start(rank, death if rank == dead else "pass", f"{dead},{late}", 3.0 if rank == late else 0.5)
+        ranks.start(rank, death if rank == dead else "pass", f"{dead},{late}", seconds.get(rank, 0.0))
     began = time.monotonic()
     for rank in {0, 1, 2} - {dead}:
         out, errors, code = ranks.said(rank)
@@ -111,7 +115,7 @@ def test_the_others_learn_of_it(ranks: Ranks, dead: int, death: str) -> None:
         assert re.match(where, out) and code == 5, (rank, out, errors)
         assert "frame #" not in errors and "Exception raised" not in errors, errors
     assert time.monotonic() - began < SECONDS
-    assert wait_until(lambda: not holding(ranks.mark), beside.LINGER_SECONDS / 2), holding(ranks.mark)
+    assert wait_until(lambda: not holding(ranks.mark), beside.SHORTLY + 20), holding(ranks.mark)
 
 
 @pytest.mark.parametrize("ranks", [(2, False), (2, True)], indirect=True, ids=["one host", "several"])
