@@ -7,6 +7,7 @@ at the place where the ranks meet (`ranks.collectives.beside`). It ends as soon 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import json
@@ -24,6 +25,8 @@ from ranks.identity.place import Identity
 from ranks.talk.orphan import end_with_launcher
 
 _CODE = "import sys; sys.path[0] = sys.argv.pop(1); from ranks.collectives.beside import main; main()"
+END = b"end"
+_STAY_SECONDS = 8.0
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -32,6 +35,7 @@ class Absence:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._stays = False
         os.register_at_fork(after_in_child=self._forget)
 
     def stand(self, identity: Identity) -> None:
@@ -54,12 +58,15 @@ class Absence:
                 )
             finally:
                 close_all(watched)
+            self._stays = len(watched) > 1
+            atexit.register(self.stay)
             # Not on its command line: the key is nobody else's.
             self._say(json.dumps(dataclasses.asdict(identity)).encode() + b"\n")
 
     def heard(self, gone: str, told: Collection[int]) -> None:
         """This rank ends since that one has, before all had joined: as `gone_text` says it. Where others meet
         at this rank, who comes later is to hear it too; these have been ``told``."""
+        self._stays = False  # it serves them itself
         self._say(json.dumps({"gone": gone, "told": [*told]}).encode() + b"\n")
 
     def failed(self, identity: Identity, error: Exception) -> None:
@@ -67,6 +74,15 @@ class Absence:
         others = isinstance(error, CollectiveTimeoutError | PeerLostError)
         if others and not (identity.rank == 0 and isinstance(error, PeerLostError)):
             self.over()
+
+    def stay(self) -> None:
+        """Before this rank ends in order, where it has not joined: has the others told now, and waits a while
+        for that. Once it has ended, what started it may end whatever it has left on this host."""
+        process = self._process
+        if process is not None and self._stays:
+            self._say(END + b"\n")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STAY_SECONDS)
 
     def over(self) -> None:
         """This rank has joined, or nobody waits for it."""

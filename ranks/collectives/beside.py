@@ -8,13 +8,15 @@ import os
 import select
 import sys
 import threading
+import time
 
-from ranks.collectives.absence import gone_text, rank_of
+from ranks.collectives.absence import END, gone_text, rank_of
 from ranks.identity.place import Identity
 
 LINGER_SECONDS, SHORTLY = 300.0, 3.0
 """For so long the end is told to ranks that come later than it, while what started this one is there; and
 without such: another job may take the place of this one."""
+_AFTER = 8.0  # seconds: Slurm's process on a host ends with the last task there
 _LONGEST = 1 << 16
 
 
@@ -33,8 +35,9 @@ def main() -> None:
             said += data
             if not data:
                 poll.unregister(0)
-            continue  # all that it has said counts, also where it has ended by now
-        if process in ready:
+            if data and END not in said.splitlines():
+                continue  # all that it has said counts, also where it has ended by now
+        if process in ready or END in said.splitlines():
             break
     with contextlib.suppress(Exception):  # nobody would hear of it
         _tell(said, LINGER_SECONDS if launcher else SHORTLY)
@@ -44,11 +47,12 @@ def _end_with(launcher: int) -> None:
     poll = select.poll()
     poll.register(launcher, select.POLLIN)
     poll.poll()
+    time.sleep(_AFTER)
     os._exit(0)
 
 
 def _tell(said: bytes, seconds: float) -> None:
-    first, *heard = said.decode().splitlines()
+    first, *heard = [line for line in said.decode().splitlines() if line.encode() != END]
     identity = Identity(**json.loads(first))
     news = json.loads(heard[0]) if heard else {}
     gone: str = news.get("gone", gone_text(identity.rank, identity.host))
