@@ -1,6 +1,6 @@
 """What a job of many ranks costs the launcher, without the machines for it.
 
-    python benchmarks/scale.py [--ranks 64 256 1024] [--lines 200] [--hosts 256] [--delay 0.3]
+    python benchmarks/scale.py [--ranks 64 256 1024] [--lines 200] [--hosts 64 128 256 512] [--delay 0.3]
                                [--tables 512 4096] [--json FILE]
 
 The ranks are fake: one process holds the control connections of all, and the pipes that each would print to.
@@ -9,8 +9,9 @@ seconds until all have said hello and are ready, the launcher's processor time a
 lines per second where all ranks print at once (to a file), and the seconds until all have ended.
 
 Then, for so many hosts, the seconds until all agents of the ssh launcher have started, where a connection
-takes `--delay` seconds, by how many are made at once; and as a tree, in which the first hosts reach the
-others. The connections are shells that wait.
+takes `--delay` seconds: each from here, and as a tree, in which those that are there reach others. The
+connections are shells that wait; the agents of the tree that reach others are threads of this process, with
+the code that runs on a host.
 
 Then, for tables of so many ranks, eight to a host: seconds and bytes of a rank table, written, read and
 merged, and of a slice folder's manifest; of what each rank makes of its mesh; and of the whole plan of a
@@ -24,6 +25,7 @@ import contextlib
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 import tempfile
@@ -39,10 +41,12 @@ sys.path.insert(0, str(ROOT))
 
 from launcher.group.watch import Job  # noqa: E402
 from launcher.job.rank_table import RankTable, make_rank_table, merge_rank_tables  # noqa: E402
-from launcher.starters import ssh  # noqa: E402
 from launcher.starters.agent import Asked  # noqa: E402
+from launcher.starters.agents import fan_out  # noqa: E402
+from launcher.starters.agents.connection import Host, Process  # noqa: E402
+from launcher.starters.agents.handle import AgentsHandle  # noqa: E402
+from launcher.starters.agents.relay import Relay  # noqa: E402
 from launcher.starters.base import Ended, Handle, Launcher, Pipe  # noqa: E402
-from launcher.starters.ssh import Connection, Host  # noqa: E402
 from ranks.common.settings import CONTROL, JOB  # noqa: E402
 from ranks.talk import wire  # noqa: E402
 from ranks.talk.control import open_socket  # noqa: E402
@@ -195,59 +199,69 @@ class Counting:
         self._stream.flush()
 
 
-class Sleeping(Connection):
-    """A shell that takes as long as a connection, and then speaks as an agent whose ranks have ended.
-    ``far``: the hosts that it reaches itself."""
-
-    def __init__(self, delay: float, far: int, errors: int) -> None:
-        self._process = subprocess.Popen(
-            ["sh", "-c", AGENT, "sh", f"{delay}", f"{far}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=errors, start_new_session=True,
-        )  # fmt: skip
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self.stdin, self.stdout = self._process.stdin, self._process.stdout
-
-    def wait(self, timeout: float | None = None) -> int:
-        return self._process.wait(timeout)
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def lost(self, code: int) -> str:
-        return f"{code}"
-
-
-AGENT = """
+SPEAKING = """
 read -r asked
 sleep "$1"
-if [ "$2" -gt 0 ]; then
-  for host in $(seq "$2"); do sleep "$1" & done
-  wait
-fi
 printf '{"started": "h", "bytes": 0}\\n{"rank": 0, "code": 0, "bytes": 0}\\n'
+"""
+BEYOND = f"""
+sleep "$1"
+printf '{{"here": "h", "bytes": 0}}\\n'
+set -- 0
+{SPEAKING}
 """
 
 
-def of_hosts(count: int, delay: float, width: int, far: int = 0) -> dict[str, float]:
-    """Seconds until the agents of so many hosts have started, each of which reaches ``far`` more."""
+class Reaching(Process):
+    """A shell that takes as long as a connection, and then a thread that speaks as an agent, which reaches
+    further hosts until it is hung up."""
+
+    def __init__(self, delay: float, errors: int) -> None:
+        super().__init__("fake", "h", ["sleep", str(delay)], errors)
+        for stream in (self.stdin, self.stdout):
+            stream.close()
+        ours, theirs = socket.socketpair()
+        self.stdin, self.stdout = ours.makefile("wb"), ours.makefile("rb")
+        ours.close()
+        self._saying = threading.Lock()
+        threading.Thread(target=self._speak, args=(theirs,), daemon=True).start()
+
+    def _speak(self, way: socket.socket) -> None:
+        def say(fields: Mapping[str, object], data: bytes = b"") -> None:
+            with self._saying, contextlib.suppress(OSError):
+                way.sendall(json.dumps({**fields, "bytes": len(data)}).encode() + b"\n" + data)
+
+        self.wait()
+        relay = Relay(say)
+        with way, way.makefile("rb") as orders:
+            orders.readline()
+            say({"started": "h"})
+            say({"rank": 0, "code": 0})
+            for line in orders:
+                relay.obey(json.loads(line))
+            relay.close()
+            relay.wait()
+
+
+def of_hosts(count: int, delay: float, tree: bool) -> dict[str, float]:
+    """Seconds until the agents of so many hosts have started."""
     asked: Asked = {"folder": "/", "environment": {}, "ranks": [{"RANK": "0"}], "program": []}
-    ssh.WIDTH = width
-    began, cpu = time.perf_counter(), time.process_time()
-    connect = partial(Sleeping, delay, far)
-    handle = ssh.AgentsHandle("fake", [Host(f"h{n}", connect, asked) for n in range(count)])
-    while handle.wait() is not None:
-        pass
-    taken, used = time.perf_counter() - began, time.process_time() - cpu
+    words = ["sh", "-c", SPEAKING, "sh", str(delay)]
+    host = Host("h", partial(Process, "fake", "h", words), asked)
+    if tree:
+        host = Host("h", partial(Reaching, delay), asked, ["sh", "-c", BEYOND, "sh", str(delay)])
+    fan_out.TREE_FROM = 0
+    began, cpu = time.perf_counter(), sum(os.times()[:4])
+    handle = AgentsHandle("fake", [host] * count)
+    for _ in range(count):
+        ended = handle.wait()
+        assert ended is not None and ended.code == 0, ended
+    taken = time.perf_counter() - began
     handle.close()
+    used = sum(os.times()[:4]) - cpu
     for pipe in handle.pipes:
         os.close(pipe.descriptor)
-    return {
-        "hosts": count * (far + 1),
-        "at once": width,
-        "levels": 1 + bool(far),
-        "all s": taken,
-        "cpu s": used,
-    }
+    return {"hosts": count, "tree": tree, "all s": taken, "cpu s": used}
 
 
 def of_plan(size: int) -> dict[str, float]:
@@ -338,7 +352,7 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=int, nargs="*", default=[64, 256, 1024])
     parser.add_argument("--lines", type=int, default=200)
-    parser.add_argument("--hosts", type=int, nargs="*", default=[256])
+    parser.add_argument("--hosts", type=int, nargs="*", default=[64, 128, 256, 512])
     parser.add_argument("--delay", type=float, default=0.3)
     parser.add_argument("--tables", type=int, nargs="*", default=[512, 4096])
     parser.add_argument("--json", type=Path)
@@ -350,8 +364,8 @@ def main() -> None:
         row
         for count in options.hosts
         for row in (
-            *(of_hosts(count, options.delay, width) for width in (32, 64, 128, count)),
-            of_hosts(16, options.delay, 16, count // 16 - 1),
+            of_hosts(count, options.delay, tree=False),
+            of_hosts(count, options.delay, tree=True),
         )
     ]
     documents = [of_documents(size) for size in options.tables]

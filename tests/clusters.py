@@ -46,7 +46,8 @@ mount --rbind {cgroups} /sys/fs/cgroup
 exec {sshd} -D -e -f /dev/null -p 22 -h {ssh}/hostkey -o ListenAddress={address} \
  -o AuthorizedKeysFile={ssh}/authorized_keys -o StrictModes=no -o UsePAM=no \
  -o PermitRootLogin=prohibit-password \
- -o PasswordAuthentication=no -o PidFile=none -o MaxStartups=100 -o SetEnv=TMPDIR={temporary}
+ -o PasswordAuthentication=no -o PidFile=none -o MaxStartups=100 \
+ -o "SetEnv=TMPDIR={temporary} PATH={path}"
 """
 SLURM_ON_ONE_MACHINE = """\
 SlurmUser=root
@@ -174,7 +175,7 @@ class Hosts:
         # daemons would take each other's files away.
         script = _HOST.format(
             name=name, ssh=ssh, cgroups=self.folder / "cgroups", address=address, sshd=server,
-            temporary=self.folder / f"tmp-{name}",
+            temporary=self.folder / f"tmp-{name}", path=f"{self.bin}{os.pathsep}{_path()}",
         )  # fmt: skip
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(

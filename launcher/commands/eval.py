@@ -98,6 +98,13 @@ def _integer(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluates as this process's place in the job demands."""
+    from launcher.tasks.loading import awaited
+
+    with awaited(vars(args)):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     from launcher.job.job import merge
     from launcher.tasks.evaluation import Task, eval_group, eval_rank
     from launcher.tasks.run import group_or_rank

@@ -102,6 +102,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generates as this process's place in the job demands."""
+    from launcher.tasks.loading import awaited
+
+    with awaited(vars(args)):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from launcher.generation.options import GENERATE, GenerateOptions

@@ -94,6 +94,8 @@ def add_option(
     if name == "launcher":
         text = Late(lambda: option.help.format(_starters()))
     add_described(parser, option, text, flag)
+    # What a job file says besides is not followed, and whoever wrote it is told.
+    parser.set_defaults(takes=(parser.get_default("takes") or frozenset()) | {name})
 
 
 def add_hosts(parser: argparse.ArgumentParser) -> None:

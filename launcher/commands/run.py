@@ -46,6 +46,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the job as this process's place in it demands."""
+    from launcher.tasks.loading import awaited
+
+    with awaited(vars(args)):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from launcher.job.job import merge

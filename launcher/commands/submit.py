@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 
 from launcher.commands.options import ABSENT, Late, add_described, add_groups
 from launcher.errors import ConfigError
-from launcher.job.options import DATA, ENCRYPTED, OF_STARTING, OPTIONS, RANKS, SLICING, TYPES
+from launcher.job.options import (
+    DATA,
+    ENCRYPTED,
+    FILES,
+    OF_STARTING,
+    OPTIONS,
+    RANKS,
+    SLICING,
+    TYPES,
+    grouped,
+)
 from launcher.submission.names import SYSTEMS
 from launcher.submission.options import GROUPS, SUBMIT, SubmitOptions
 from sharding.common.text import one_line
@@ -40,6 +50,9 @@ exit codes:
 
 _NOT_HERE = {*OF_STARTING, "link"} - {"env", "tee", "log_json"}
 """Options of a program that starts ranks itself: here the job system does."""
+_REFUSED = ("rank_table", "hosts", "hostfile")
+_TAKEN = {*_REFUSED, "nodes"}
+"""What a job file may say that no flag of this command does, besides files of many."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -134,8 +147,10 @@ def _submission(args: argparse.Namespace, chosen: System) -> Submission:
     flags, config = vars(args), getattr(args, "config", None)
     told = {} if config is None else read_section(config, "submit", SUBMIT)
     options = changed(SubmitOptions(), told).with_flags(flags)
-    job = gather({name: value for name, value in flags.items() if name not in SUBMIT}, config)
-    for name in ("rank_table", "hosts", "hostfile"):
+    takes = args.takes | _TAKEN | {option.name for option in grouped(FILES)}
+    own = {name: value for name, value in flags.items() if name not in SUBMIT}
+    job = gather({**own, "takes": takes}, config)
+    for name in _REFUSED:
         if getattr(job, name) is not None:
             raise ConfigError(
                 f"{OPTIONS[name].flag}: the job system chooses the hosts; say how many ranks with --ranks"

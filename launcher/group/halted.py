@@ -10,11 +10,14 @@ stacks are shown and, by py-spy where that is installed on its host, native ones
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from launcher.errors import RankFailedError
 from launcher.group.control import Peer
+from launcher.starters import cause
 from ranks.common.processes import is_stopped
 from ranks.common.pulse import STANDS_STILL
 from ranks.common.waiting import NOTICE_SECONDS, in_words, stopped_in_words
@@ -71,6 +74,88 @@ def _in_words(peer: Peer) -> str:
     return words if is_stopped(peer.pid) else ""
 
 
+class Hung(NamedTuple):
+    """A rank that hangs, and ``what`` is said of it."""
+
+    peer: Peer
+    what: str
+
+    def error(self, stacks: str) -> RankFailedError:
+        """What those who wait for it are told."""
+        rank, host = self.peer.rank, self.peer.host
+        return RankFailedError(f"rank {rank} on host {host} {self.what}{stacks}", rank=rank, host=host)
+
+
+class Inquest:
+    """What is being found out of ranks that others wait for in vain: where they are in their code. That takes
+    seconds, in which the job's lock (``changed``) is not held.
+
+    ``deciding``: a rank that hangs was found, and is the failure, whatever comes meanwhile: it may go on to
+    show its stacks, and answer. ``said``: what is known of late ranks, as the end of an error.
+    """
+
+    def __init__(self, changed: threading.Condition, seen: Seen) -> None:
+        self._changed, self._seen = changed, seen
+        self.deciding = self._asking = False
+        self.said = ""
+
+    @property
+    def open(self) -> bool:
+        """Whether the first cause is to wait for what is found out."""
+        return self.deciding or self._asking
+
+    def wait(self) -> None:
+        """Returns when nothing is being decided."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.deciding)
+
+    def look(self, watch: Watch, peers: Iterable[Peer], failure: Exception | None) -> Hung | None:
+        """A rank that hangs, with which `decide` is to be called now, without the lock; none where there is a
+        ``failure``."""
+        with self._changed:
+            found = watch.look(peers) if failure is None and not self.deciding else None
+            self.deciding = self.deciding or found is not None
+        return found
+
+    def begin(
+        self,
+        peers: Mapping[int, Peer],
+        told: Collection[int],
+        done: Collection[int],
+        error: Mapping[str, object],
+    ) -> list[Peer]:
+        """With the lock held: a rank has told of its ``error``, as those that have ``told``; ``done`` have
+        ended well. Gives those with which `ask` is to be called now."""
+        if self.said or self._asking:
+            return []
+        late = late_ones(peers.values(), told, error)
+        self.said = self._seen.in_sentences(peers.values()) + cause.left_early(done, error)
+        self._asking = bool(late)
+        return late
+
+    def ask(self, late: Sequence[Peer]) -> None:
+        """Without the lock: adds the stacks of late ranks."""
+        if not late:
+            return
+        found = ""
+        try:
+            found = "".join(map(stacks, late))
+        finally:
+            with self._changed:
+                self.said, self._asking = self.said + found, False
+                self._changed.notify_all()
+
+    def decide(self, hung: Hung, fail: Callable[[RankFailedError], None]) -> None:
+        """Without the lock, and ``deciding``: fails with the rank that hangs, and its stacks."""
+        found = ""
+        try:
+            found = stacks(hung.peer)
+        finally:
+            with self._changed:
+                self.deciding = False
+                fail(hung.error(found))
+
+
 class Watch:
     """Watches for stopped ranks during one wait for them: call `look` from time to time."""
 
@@ -87,8 +172,8 @@ class Watch:
         self._received: dict[int, int] = {}
         self._told: set[int] = set()
 
-    def look(self, peers: Iterable[Peer]) -> RankFailedError | None:
-        """Warns once of each stopped rank; returns an error where one has been stopped for too long."""
+    def look(self, peers: Iterable[Peer]) -> Hung | None:
+        """Warns once of each stopped rank; returns one that has been stopped for too long."""
         now = time.monotonic()
         # This process may have been stopped too, as in a frozen container: that time is no rank's fault.
         passed, self._looked = min(now - self._looked, 2 * LOOK_SECONDS), now
@@ -117,11 +202,11 @@ class Watch:
                 log.warning("waiting for %s%s: it is %s", where, most, self._seen.words(peer))
         for peer in found:
             if self._hang is not None and self._seconds[peer.rank] >= self._hang + _GRACE:
-                return _hung(peer, f"did not go on within {self._hang:g} s: it is {self._seen.words(peer)}.")
+                return Hung(peer, f"did not go on within {self._hang:g} s: it is {self._seen.words(peer)}.")
         for peer in silent:
             limit = self._hang if peer.ready else self._limit
             if limit is not None and self._seconds[peer.rank] >= limit + _GRACE:
-                return _hung(
+                return Hung(
                     peer,
                     f"has given no sign of life for {limit:g} s: its process {peer.pid} is stopped there "
                     "(SIGSTOP), or a library keeps all of it waiting (--hang-timeout allows more time).",
@@ -129,7 +214,7 @@ class Watch:
         for peer, seconds in still:
             limit = self._hang if peer.ready else self._limit
             if limit is not None and seconds >= limit + _GRACE:
-                return _hung(peer, STANDS_STILL.format(limit))
+                return Hung(peer, STANDS_STILL.format(limit))
         return None
 
 
@@ -155,17 +240,12 @@ class _Still:
         return [(peer, self._seconds[peer.rank]) for peer in peers if peer.rank in self._seconds]
 
 
-def _hung(peer: Peer, what: str) -> RankFailedError:
-    text = f"rank {peer.rank} on host {peer.host} {what}{stacks(peer)}"
-    return RankFailedError(text, rank=peer.rank, host=peer.host)
-
-
 def wait_aloud(
     wait_for: Callable[[Callable[[], bool], float | None], bool],
     condition: Callable[[], bool],
     timeout: float | None,
-    look: Callable[[float], RankFailedError | None],
-) -> bool | RankFailedError:
+    look: Callable[[float], Hung | None],
+) -> bool | Hung:
     """`Condition.wait_for` in steps, after each of which ``look`` is given the seconds that have passed.
 
     Whether the condition holds, False after ``timeout`` seconds, or what ``look`` found.
@@ -179,8 +259,8 @@ def wait_aloud(
         waited = time.monotonic() - began
         if timeout is not None and waited >= timeout:
             return False
-        if (error := look(waited)) is not None:
-            return error
+        if (hung := look(waited)) is not None:
+            return hung
 
 
 def stacks(peer: Peer) -> str:
@@ -198,9 +278,9 @@ def stacks(peer: Peer) -> str:
     )
 
 
-def stacks_of_late(peers: Iterable[Peer], told: Collection[int], error: Mapping[str, object]) -> str:
-    """Where ranks waited for others in vain: the stacks of some that have not ``told`` of any trouble."""
+def late_ones(peers: Iterable[Peer], told: Collection[int], error: Mapping[str, object]) -> list[Peer]:
+    """Where ranks waited for others in vain: some that have not ``told`` of any trouble, whose stacks say
+    why."""
     if error.get("type") != "CollectiveTimeoutError":
-        return ""
-    late = sorted((peer for peer in peers if peer.rank not in told), key=lambda peer: peer.rank)
-    return "".join(map(stacks, late[:_MOST_RANKS]))
+        return []
+    return sorted((peer for peer in peers if peer.rank not in told), key=lambda peer: peer.rank)[:_MOST_RANKS]

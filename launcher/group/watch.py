@@ -76,11 +76,10 @@ class Job:
         self._gone: set[int] = set()
         self._launcher_ended: Ended | None = None
         self._some_rank: Ended | None = None
-        self._all_ended = self._started = self._settled = False
-        self._closing = self._hung_up = False
-        self._halted, self._noticed, self.seen = "", False, halted.Seen()
-        self._ending = threading.Lock()
-        self._suspicious = threading.Event()
+        self._all_ended = self._started = self._settled = self._closing = self._hung_up = False
+        self._noticed, self.seen = False, halted.Seen()
+        self._why = halted.Inquest(self.changed, self.seen)
+        self._ending, self._suspicious = threading.Lock(), threading.Event()
         self._hosts = {d.rank: d.host for d in table.devices} if table is not None else {}
         launcher.check(table)
         heap.spare_addresses()
@@ -128,10 +127,12 @@ class Job:
         self._handle.settle([peer.pid for peer in self._peers.values()])
 
     def _message(self, peer: Peer, message: wire.Message) -> None:
+        late: Sequence[Peer] = ()
         with self.changed:
+            self._why.wait()
             if message.kind is wire.Kind.ERROR:
                 self._trouble(peer.rank).error = message.fields
-                self._halted = self._halted or self._why_late(message.fields)  # now: mpirun soon ends them
+                late = self._why.begin(self._peers, self._troubles, self._done, message.fields)
             elif message.kind is wire.Kind.BYE:
                 code = message.fields.get("code")
                 if isinstance(code, int) and code:
@@ -144,6 +145,7 @@ class Job:
             elif (unlike := self.answers.take(peer.rank, message)) is not None:
                 self._trouble(unlike[0]).error = cause.unlike(unlike[1])
             self.changed.notify_all()
+        self._why.ask(late)  # now: mpirun soon ends them
         self.answers.took()
 
     def _lost(self, peer: Peer) -> None:
@@ -214,6 +216,7 @@ class Job:
                 self._hung_up = True
                 self._listener.close()
                 self.changed.wait_for(lambda: self._certain() or not self._silent(), reports)
+            until(lambda: self._closing or not self._why.open)
             if self._closing:
                 return
         self.output.join(SETTLE_SECONDS if self._launcher_ended is None else GATHER_SECONDS)
@@ -241,17 +244,12 @@ class Job:
         """Whether mpirun itself was killed; it reports the death of a rank in its exit code instead."""
         return self._launcher_ended is not None and (self._launcher_ended.code or 0) < 0
 
-    def _why_late(self, error: Mapping[str, object]) -> str:
-        said = self.seen.in_sentences(self._peers.values()) + cause.left_early(self._done, error)
-        return said + halted.stacks_of_late(self._peers.values(), self._troubles, error)
-
     def _verdict(self) -> RankFailedError | LaunchError:
         trouble = self._first()
         launched = self._launcher_ended
         if trouble is not None and not trouble.told:
             peer = self._peers.get(trouble.rank)
-            known = None if self._handle.short or peer is None else peer.ended()
-            trouble.ended = known or self._some_rank
+            trouble.ended = (peer.ended() if peer and not self._handle.short else None) or self._some_rank
         # An mpirun that was told to end, or was killed, does not say how any rank ended; none is the cause.
         gone = launched is not None and (trouble is None or not trouble.told)
         if trouble is None or gone or (self._launcher_died() and trouble.error is None):
@@ -260,12 +258,12 @@ class Job:
             lost = None if self._launcher_died() else trouble
             said, far, short = self.output.tail(None), self._far, self._handle.short
             return cause.launcher_error(self._launcher.name, code, said, started, lost, far=far, short=short)
-        return cause.error_of(trouble, self.output.tail(trouble.rank), self._is_script, more=self._halted)
+        return cause.error_of(trouble, self.output.tail(trouble.rank), self._is_script, more=self._why.said)
 
     def fail(self, error: RankFailedError | LaunchError) -> None:
         """Makes ``error`` what every waiting and later call raises, unless there is one; ends nothing yet."""
         with self.changed:
-            if self.failure is None:
+            if self.failure is None and not self._why.deciding:
                 self.failure = error
                 self.answers.lost(self, error)
             self.changed.notify_all()
@@ -300,27 +298,27 @@ class Job:
             )
             if found is False:
                 raise LaunchError(self._late(what, timeout or 0.0))
-        if isinstance(found, RankFailedError):
-            self.abort(found)
+        self._decide(found)
         if self.failure is not None:
             raise cause.copied(self.failure)  # else the tracebacks of several threads would mix
 
     def look(self, watch: halted.Watch) -> None:
         """One look for stopped ranks; ends all where one has been stopped for too long."""
-        with self.changed:
-            if (found := watch.look(self._peers.values())) is not None:
-                self.fail(found)  # now: it may have gone on to show its stacks, and answer
-        if found is not None:
+        self._decide(self._why.look(watch, self._peers.values(), self.failure))
+
+    def _decide(self, hung: halted.Hung | bool | None) -> None:
+        if isinstance(hung, halted.Hung):
+            self._why.decide(hung, self.fail)
             self._end()
 
-    def _look(self, waited: float, watch: halted.Watch) -> RankFailedError | None:
+    def _look(self, waited: float, watch: halted.Watch) -> halted.Hung | None:
         """Says, once, for which hosts and stopped ranks it waits; what is to end the wait."""
-        missing = len(self._peers) < self.world_size
+        missing = self.world_size - len(self._peers)
         if missing and self._remote and not self._noticed and waited >= NOTICE_SECONDS:
             self._noticed = True
             said = len(self._peers), self.world_size, self._launcher.name, self._remote
             say_who_is_awaited(*said, ssh=self._launcher.over_ssh)
-        return watch.look(self._peers.values())
+        return self._why.look(watch, self._peers.values(), self.failure)
 
     def _late(self, what: str, timeout: float) -> str:
         missing = [rank for rank in range(self.world_size) if rank not in self._peers]
@@ -378,6 +376,7 @@ class Job:
                 self.send(rank, wire.Kind.STOP, {})
             self._until_ended(STOP_SECONDS)
         self._end()
+        self._why.wait()  # who waits for an answer is told of the rank that hangs
 
     def _end(self) -> None:
         """Ends whatever is left: closed sockets first, SIGTERM, then SIGKILL, also to ranks that mpirun

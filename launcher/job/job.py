@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from launcher.common.files import check_target
 from launcher.common.restarts import NEVER
@@ -113,12 +113,15 @@ def merge(flags: Mapping[str, object], config: Path | None) -> Job:
 
 
 def gather(flags: Mapping[str, object], config: Path | None) -> Job:
-    """The same, before its options are checked against each other and the model."""
+    """The same, before its options are checked against each other and the model. ``flags`` may say under
+    ``takes`` which options the command follows: of others in the job file it warns."""
     job = Job()
     if config is not None:
-        from launcher.job.job_file import read_job_file
+        from launcher.job.job_file import read_job_file, tell_unfollowed
 
-        job = changed(job, read_job_file(config))
+        said = read_job_file(config)
+        tell_unfollowed(said, cast("Collection[str] | None", flags.get("takes")), str(config))
+        job = changed(job, said)
     job = job.with_flags(flags)
     if job.dec_key_file is not None or job.dec_mode is not None:
         from launcher.job.decryption import read_key

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from launcher.common.documents import quote, read_document
@@ -10,6 +11,8 @@ from launcher.errors import ConfigError
 from launcher.job.option_table import Option
 from launcher.job.options import OPTIONS
 from sharding.common.text import closest
+
+log = logging.getLogger(__name__)
 
 SECTIONS = ("generate", "submit")
 """Keys that hold options of a command: each reads its own."""
@@ -23,6 +26,13 @@ def read_job_file(path: Path) -> dict[str, object]:
         _section(data, key, path)
     own = {key: value for key, value in data.items() if key not in SECTIONS}
     return read_options(own, OPTIONS, path)
+
+
+def tell_unfollowed(said: Collection[str], takes: Collection[str] | None, where: str) -> None:
+    """Warns of options that ``where``, such as a job file, says, and that a command does not take. None: it
+    takes all."""
+    if takes is not None and (left := [name for name in said if name not in takes and name != "model"]):
+        log.warning("%s: this command does not follow %s", where, ", ".join(left))
 
 
 def read_section(path: Path, key: str, options: Mapping[str, Option]) -> dict[str, object]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 from launcher.common.documents import quote, read_document
 from launcher.errors import ConfigError, LaunchError
@@ -18,7 +18,7 @@ from launcher.generation.folder import read_folder
 from launcher.generation.model import assemble, read_texts
 from launcher.generation.stateful import program_of
 from launcher.job.job import Job, gather
-from launcher.job.job_file import read_options
+from launcher.job.job_file import read_options, tell_unfollowed
 from launcher.job.model import opened, world_size
 from launcher.job.option_table import changed
 from launcher.job.options import OPTIONS
@@ -220,7 +220,8 @@ def offers(flags: Mapping[str, object], config: Path | None, name: str | None) -
         if config is not None:
             raise ConfigError(f"{given} and --config exclude each other: give one file")
         flags, config = {key: value for key, value in flags.items() if key != "model"}, given
-    listed = None if config is None else _listed(config)
+    takes = cast("Collection[str] | None", flags.get("takes"))
+    listed = None if config is None else _listed(config, takes)
     if listed is None:
         job = gather({key: value for key, value in flags.items() if key not in SERVED}, config)
         if job.model is None:
@@ -245,7 +246,9 @@ def _is_name(name: object) -> TypeGuard[str]:
     return isinstance(name, str) and name.isprintable() and "/" not in name and name not in {"", ".", ".."}
 
 
-def _listed(path: Path) -> Sequence[tuple[str, dict[str, object], dict[str, object]]] | None:
+def _listed(
+    path: Path, takes: Collection[str] | None
+) -> Sequence[tuple[str, dict[str, object], dict[str, object]]] | None:
     """Name, options of the job and of serving of each model in a list of models; None for a job file."""
     data, _ = read_document(path, "job file or list of models")
     if not isinstance(data, dict) or "models" not in data:
@@ -269,6 +272,7 @@ def _listed(path: Path) -> Sequence[tuple[str, dict[str, object], dict[str, obje
         if "model" not in said:
             raise ConfigError(f"{path}: $.models.{name}: expected the key `model`, found none")
         own = {key: value for key, value in said.items() if key not in known}
+        tell_unfollowed(own, takes, f"{path}: $.models.{name}")
         found.append((name, own, {key: value for key, value in said.items() if key in known}))
     return found
 

@@ -1,9 +1,10 @@
 """What runs on a host whose ranks are started over ssh: it starts them, and passes on what they print and how
 each ended.
 
-Its input is one line of JSON, then the words ``TERM`` and ``KILL``; at its end, which comes when the launcher
-or the network is gone, every rank is killed. So nothing secret is on a command line, and nothing outlives the
-launcher. Its output is frames: a line of JSON, followed by as many bytes as that says.
+It says that it is here. Its input is one line of JSON, then the words ``TERM`` and ``KILL``, and orders for
+`launcher.starters.agents.relay`; at its end, which comes when the launcher or the network is gone, every rank
+is killed. So nothing secret is on a command line, and nothing outlives the launcher. Its output is frames: a
+line of JSON, followed by as many bytes as that says.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, BinaryIO, TypedDict, cast
 
+from launcher.starters.agents.relay import MOST_DATA, Relay
 from ranks.common import sources
 
-MOST_DATA = 64 << 10
-"""Bytes of one frame."""
+_SIGNALS = {b"TERM": signal.SIGTERM, b"KILL": signal.SIGKILL}
 
 
 class Asked(TypedDict):
@@ -123,6 +124,7 @@ def main() -> None:
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     ranks = _Ranks(output)
+    ranks.say({"here": os.uname().nodename})
     first = sys.stdin.buffer.readline()
     if not first.endswith(b"\n"):  # the launcher has ended before it could ask
         os._exit(1)
@@ -135,14 +137,22 @@ def main() -> None:
         ranks.say({"problem": f"{where}{error.strerror}"})
         os._exit(1)
     ranks.say({"started": os.uname().nodename})
-    threading.Thread(target=_obey, args=(ranks,), daemon=True).start()
+    relay = Relay(ranks.say)
+    threading.Thread(target=_obey, args=(ranks, relay), daemon=True).start()
     ranks.wait()
+    relay.wait()
     os._exit(0)
 
 
-def _obey(ranks: _Ranks) -> None:
+def _obey(ranks: _Ranks, relay: Relay) -> None:
     for line in sys.stdin.buffer:
-        ranks.signal(signal.SIGKILL if line.strip() == b"KILL" else signal.SIGTERM)
+        word = line.strip()
+        if word in _SIGNALS:
+            ranks.signal(_SIGNALS[word])
+        else:
+            with contextlib.suppress(ValueError, AttributeError, RecursionError):  # no order
+                relay.obey(json.loads(word))
+    relay.close()
     ranks.signal(signal.SIGKILL)
 
 

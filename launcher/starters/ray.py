@@ -19,9 +19,11 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from launcher.errors import LaunchError
 from launcher.starters import environment as environments
+from launcher.starters.agents.connection import Connection, Host
+from launcher.starters.agents.handle import AgentsHandle
 from launcher.starters.base import Launcher
 from launcher.starters.ray_cluster import Cluster, Room, plain
-from launcher.starters.ssh import AgentsHandle, Connection, Host, variables_of
+from launcher.starters.ssh import variables_of
 from ranks.common import sources
 
 if TYPE_CHECKING:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from launcher.errors import ShardrunError
 from launcher.job import precision
 from ranks.common import settings
 
@@ -54,17 +55,33 @@ def start_group(
     return group
 
 
+@contextlib.contextmanager
+def awaited(flags: Mapping[str, object]) -> Iterator[None]:
+    """While it lasts, the other ranks learn that this process has ended before it joined them, if something
+    else has made it a rank: a wrong input may end it alone. Until the job's options are read, ``flags`` say
+    whether it may be one."""
+    from ranks.collectives.absence import ABSENCE
+    from ranks.identity.identity import identify
+
+    if flags.get("launcher", "auto") in {"auto", "external"}:
+        with contextlib.suppress(ShardrunError):  # which is told where it is needed
+            ABSENCE.stand(identify())
+    yield
+    ABSENCE.over()  # not where it fails
+
+
 def take_part(job: Job, identity: Identity) -> None:
     """Makes this process one of the ranks that something else starts: it has their name, and ends with what
     started it, or where it is stopped for too long."""
+    from ranks.collectives.absence import ABSENCE
     from ranks.talk import orphan
     from ranks.talk.guard import GUARD
     from ranks.talk.title import name_process
 
     if identity.world_size > 1:
+        ABSENCE.stand(identity)
         GUARD.stand(identity.rank, identity.host, orphan.end_with_launcher(), job.hang_timeout)
-        if job.target == "cpu":  # while a device computes, the processors may be at rest
-            GUARD.feel(identity.rank, identity.host, job.hang_timeout)
+        GUARD.feel(identity.rank, identity.host, job.hang_timeout)
         name_process(identity.rank, identity.world_size, settings.JOB.text(), f"run {job.model}")
 
 

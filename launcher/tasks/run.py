@@ -174,6 +174,7 @@ def group_or_rank(job: Job, group: Callable[[], None], rank: Callable[[Identity]
 def leave_now(error: BaseException, identity: Identity) -> None:
     """Ends this process at once: with MPI up, Python's ordinary exit would wait for the other ranks."""
     from launcher.common.exits import report
+    from ranks.collectives.absence import ABSENCE
     from ranks.errors import PeerLostError
     from ranks.talk import orphan
 
@@ -185,6 +186,7 @@ def leave_now(error: BaseException, identity: Identity) -> None:
             stream.flush()
         except (OSError, ValueError):
             continue  # nobody reads it any more
+    ABSENCE.stay()
     os._exit(code)
 
 

@@ -14,8 +14,9 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from ranks.collectives.absence import ABSENCE, rank_of
 from ranks.collectives.rendezvous import LARGEST_PACKET, Rendezvous
 from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
@@ -25,6 +26,7 @@ from ranks.talk.unix import credentials
 
 _PROTOCOL = "shardrun-rendezvous-2"
 _MOST_SILENT = 64  # connections, beyond the ranks', that do not say who they are
+_AGAIN = 0.1  # seconds between two attempts to tell of a rank that is gone
 _NAME_TAKEN_PATIENCE = 5.0  # seconds in which an earlier rank 0 of the same name may still be ending
 
 
@@ -66,6 +68,45 @@ def meet(identity: Identity, timeout: float, ranks: Sequence[int] | None = None)
     finally:
         close_all([reading])
     return rendezvous
+
+
+def tell_gone(identity: Identity, gone: str, late: Collection[int], seconds: float) -> None:
+    """Tells the ranks that wait, or come within so many seconds, that one will not come: the text ``gone``.
+    Called in another process, after this rank's end; where the others meet at it, for those that are
+    ``late``."""
+    deadline = time.monotonic() + seconds
+    if identity.rank == 0:
+        _refuse_all(identity, gone, late, deadline)
+        return
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+            peer.settimeout(1.0)
+            peer.connect(_name(identity, 0))
+            if credentials(peer)[1] == os.getuid():
+                unix.send(peer, {"protocol": _PROTOCOL, "rank": identity.rank, "gone": gone})
+                # Where it is not heard, as while the first rank ends, it is told again.
+                if (item := unix.receive(peer, LARGEST_PACKET)) is not None and "refused" in (
+                    item.data or {}
+                ):
+                    return
+        time.sleep(_AGAIN)
+
+
+def _refuse_all(identity: Identity, gone: str, late: Collection[int], deadline: float) -> None:
+    """In the place of the first rank, which is gone."""
+    left = set(late)
+    with _bind(identity, deadline) as listener:
+        while left and unix.readable(listener, deadline - time.monotonic()):
+            guest = _accept(listener)
+            if guest is None:
+                continue
+            with contextlib.suppress(OSError), guest.socket as peer:
+                peer.settimeout(1.0)
+                item = unix.receive(peer, LARGEST_PACKET)
+                rank = None if item is None else (item.data or {}).get("rank")
+                if isinstance(rank, int):
+                    left.discard(rank)
+                    unix.send(peer, {"refused": gone, "lost": rank_of(gone)})
 
 
 def _name(identity: Identity, first: int = 0) -> bytes:
@@ -138,9 +179,13 @@ def _listen(identity: Identity, ranks: Sequence[int], timeout: float) -> dict[in
         # All that are connected learn the reason, also those whose hello has not been read yet.
         while (late := _accept(listener)) is not None:
             guests[late.socket.fileno()] = late
+        lost = {}
+        if isinstance(error, PeerLostError):
+            lost["lost"] = error.peer
+            ABSENCE.heard(str(error), peers)
         for peer in (*peers.values(), *(guest.socket for guest in guests.values())):
             with contextlib.suppress(OSError):
-                unix.send(peer, {"refused": str(error)})
+                unix.send(peer, {"refused": str(error), **lost})
             peer.close()
         raise
     finally:
@@ -195,7 +240,12 @@ def _admit(guest: _Guest, identity: Identity, ranks: Sequence[int], pids: dict[i
     if hello is None or hello.get("protocol") != _PROTOCOL:
         guest.socket.close()
         return None
-    rank, size = hello.get("rank"), hello.get("world_size")
+    rank, size, gone = hello.get("rank"), hello.get("world_size"), hello.get("gone")
+    if isinstance(gone, str) and type(rank) is int and rank in ranks and rank not in pids:
+        with contextlib.suppress(OSError):
+            unix.send(guest.socket, {"refused": gone})
+        guest.socket.close()
+        raise PeerLostError(gone, rank)
     wrong = None
     if size != identity.world_size:
         wrong = (
@@ -259,6 +309,9 @@ def _connect(identity: Identity, first: int, timeout: float) -> socket.socket:
             raise PeerLostError(f"Rank {first} ended before all ranks had joined.", first)
         answer = item.data or {}
         if "refused" in answer:
+            lost = answer.get("lost")
+            if type(lost) is int:
+                raise PeerLostError(str(answer["refused"]), lost)
             raise CollectiveError(str(answer["refused"]))
         if "welcome" not in answer:
             raise CollectiveError(f"Rank {first} answered {str(item.data)[:80]!r} instead of a welcome.")

@@ -29,6 +29,7 @@ STANDS_STILL = (
 )
 
 Function = TypeVar("Function", bound=Callable[..., object])
+Value = TypeVar("Value")
 
 PLACES: dict[CodeType, str] = {}
 """What a thread does that is inside of a function: "works", or "waits"."""
@@ -44,6 +45,12 @@ def wait(function: Function) -> Function:
     """A decorator: who is inside of the function waits for others, and cannot get on by itself."""
     PLACES[function.__code__] = "waits"
     return function
+
+
+@wait
+def by_device(call: Callable[[], Value]) -> Value:
+    """What a device computes for ``call``: processors may be at rest meanwhile."""
+    return call()
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from ranks.collectives.base import Communicator
 from ranks.common.progress import LOADING
 from ranks.common.tensors import Dim, element_number, spec_of
 from ranks.devices import devices
+from ranks.devices.providers import CPU
 from ranks.errors import ModelError, ShardError
 from ranks.identity.identity import identify
 from ranks.models import imported, model_file, optional, pattern
@@ -120,7 +121,7 @@ def load(
     try:
         with imported.naming(file, given):
             found = _load(file, communicator, config, dims, shard.manifest, variable_weights, precision)
-            found.path = file
+            found.path, found.on_device = file, provider != CPU
     except UnicodeDecodeError as error:
         raise ModelError(f"{given} is damaged: a name in it is not UTF-8 ({error}).") from None
     found.given = given

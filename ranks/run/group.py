@@ -6,6 +6,7 @@ import atexit
 import os
 
 from ranks.collectives import connect, target_of
+from ranks.collectives.absence import ABSENCE
 from ranks.collectives.base import Communicator
 from ranks.common import settings
 from ranks.devices import devices
@@ -57,9 +58,15 @@ class Groups:
             from ranks.talk.orphan import end_with_launcher
 
             GUARD.stand(who.rank, who.host, end_with_launcher())
+            ABSENCE.stand(who)
             if device == "cuda":
                 self._demand_own_gpu(who, timeout)
-        communicator = connect(who, name, timeout, device)
+        try:
+            communicator = connect(who, name, timeout, device)
+        except CollectiveError as error:
+            ABSENCE.failed(who, error)
+            raise
+        ABSENCE.over()
         self.joined[device] = who, communicator.name, communicator
         return communicator
 

@@ -14,7 +14,7 @@ import onnxruntime as ort
 
 from ranks.cache import locks
 from ranks.common import forks
-from ranks.common.pulse import work
+from ranks.common.pulse import by_device, work
 from ranks.common.tensors import TensorSpec, order_feeds
 from ranks.errors import ModelError, ShardrunError, WeightsError
 from ranks.models import model_file
@@ -65,6 +65,8 @@ class RankModel:
     kept: Sequence[locks.Pin] = ()
     idle: AbstractContextManager[None] = contextlib.nullcontext()
     """Is around each run, and gives buffers back where there is none (`ranks.sessions.idle`)."""
+    on_device: bool = False
+    """Whether a device computes it, and not the processors of this process."""
 
     def __init__(
         self,
@@ -110,6 +112,9 @@ class RankModel:
         Raises `ShardrunError` for feeds that do not fit the inputs, `ModelError` where ONNX Runtime cannot
         compute, and the communicator's errors.
         """
+        return by_device(lambda: self._run(feeds)) if self.on_device else self._run(feeds)
+
+    def _run(self, feeds: Mapping[str, Array]) -> list[Array]:
         arrays = self._ordered(feeds)
         session = self._session  # another thread may close the model meanwhile
         if session is not None:
@@ -171,7 +176,10 @@ class RankModel:
             if self._session is None and self._program is None:
                 raise ShardrunError(f"The model {self.given} is closed.")
             with self.idle:
-                return sequences.step(number, {**self._defaults, **feeds}, asked)
+                fed = {**self._defaults, **feeds}
+                if self.on_device:
+                    return by_device(lambda: sequences.step(number, fed, asked))
+                return sequences.step(number, fed, asked)
 
     def _ordered(self, feeds: Mapping[str, Array]) -> list[Array]:
         if self.optional_inputs:

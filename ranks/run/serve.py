@@ -56,7 +56,6 @@ def serve(  # noqa: PLR0917 - the words of its command line
     from ranks.precision.request import Asked
     from ranks.run.target import load
 
-    control.computes_here = target == "cpu"
     path = staged.here(path, told, identity.host)
     began = time.perf_counter()
     asked = Asked.from_text(precision) if precision else None

@@ -45,8 +45,6 @@ class Control:
         self._stopping = False
         self._closed = threading.Event()
         self._pulse = Pulse()
-        self.computes_here = True
-        """Whether the processors of this process do its work: where a device does, they may be at rest."""
         # A forked child that kept the socket open would hide this rank's death.
         os.register_at_fork(after_in_child=functools.partial(_drop_in_child, weakref.ref(self)))
 
@@ -138,8 +136,6 @@ class Control:
 
     def _alive(self) -> dict[str, object]:
         """What a sign of life says."""
-        if not self.computes_here:
-            return {}
         beat = self._pulse.beat()
         return {"still": beat.still, "moves": beat.moves}
 

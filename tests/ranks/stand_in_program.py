@@ -113,13 +113,15 @@ def near(found: Any, right: Any) -> bool:
 
 
 def plain(folder: Path) -> Any:
-    """A model on device 1: what its session was told, who took its nodes, and whether its answer is right."""
+    """A model on device 1: what its session was told, who took its nodes, and whether its answer is right;
+    and whether this process's processors are known to be at rest in it."""
     path = folder / "plain.onnx"
     onnx.save(model([node("MatMul", ["x", "w"], ["y"])], [value("x", [3, 16])], ["y"], {"w": W[0]}), path)
     loaded = executor.load(path, placement=Placement(CUDA, device_id=1), options=executor.LoadOptions(RECORD))
     assert loaded._session is not None
     return {
         "near": near(loaded.run({"x": X})[0], X @ W[0]),
+        "on device": loaded.on_device,
         "device": loaded._session.get_provider_options()[CUDA[0]]["device_id"],
         "taken": [list(node[:2]) for node in nodes_of(loaded._session)],
     }

@@ -8,19 +8,24 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from types import ModuleType
 
+from ranks.collectives.absence import ABSENCE, rank_of
 from ranks.collectives.torch.protocols import Store
 from ranks.common import sources
-from ranks.errors import CollectiveError, CollectiveTimeoutError
+from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from ranks.identity.meeting import meeting_place
 from ranks.identity.place import Identity
 from sharding.common.bounds import MAX_PORT
 from sharding.common.text import parse_whole
 from sharding.importers import torch_import
 
+_MEETING, _GONE, _HEARD = "shardrun-meeting", "gone", "heard-"
+_FIRST_GONE = "Rank 0, where the ranks meet, ended before all had joined: see what it said."
+_FOLLOWING = 15.0  # seconds in which what was beside rank 0 may come in its place
+_HEARING = 2.0  # seconds in which the others hear of a rank that is gone
 _AGAIN = 0.02  # seconds between two looks whether others have come
 _SHOWN = 8
 _CONNECT = 5.0  # seconds
@@ -53,33 +58,122 @@ def remote_store(identity: Identity, timeout: float) -> Store:
     deadline = time.monotonic() + timeout
     if not serves:
         _until_listening(address, number, identity.rank, timeout, deadline)
-    size, patience = identity.world_size, timedelta(seconds=timeout)
+
+    def make() -> Store:
+        # torch's own waiting takes twice the time-out, and prints its C++ frames.
+        patience = timedelta(seconds=timeout)
+        made: Store = dist.TCPStore(
+            address, number, identity.world_size, serves, patience, wait_for_workers=False
+        )
+        return made
+
     try:
-
-        def make() -> Store:
-            # torch's own waiting takes twice the time-out, and prints its C++ frames.
-            made: Store = dist.TCPStore(address, number, size, serves, patience, wait_for_workers=False)
-            return made
-
-        store = make() if serves else _soon(make, min(timeout, _ANSWERS))
-        if store is None:
-            raise CollectiveError(
-                f"Port {port} of {address} (MASTER_ADDR, MASTER_PORT) is taken by another program, which is "
-                f"not rank 0 of this job, or rank 0 is stopped: choose another port, the same on every rank."
-            )
-        said_by_all(of_this_start("shardrun-meeting", store), identity, "here", timeout, deadline)
-        return store
+        return _met(make, identity, (address, number), timeout, deadline, serves=serves)
     except (RuntimeError, OSError) as error:
-        first = str(error).strip().splitlines()[0][:200]
-        if "in use" in str(error):
-            raise CollectiveError(
-                f"Port {port} (MASTER_PORT) is in use on this host: choose another one."
-            ) from error
-        raise CollectiveTimeoutError(
-            f"Rank {identity.rank} did not reach all ranks through {address}:{port} (MASTER_ADDR, "
-            f"MASTER_PORT) within "
-            f"{timeout:g} s: {first}"
-        ) from error
+        if serves or time.monotonic() > deadline:
+            raise _unreached(error, identity.rank, f"{address}:{port}", timeout) from error
+    # Rank 0 has ended, it seems: what was beside it may tell why.
+    try:
+        _until_listening(
+            address, number, identity.rank, timeout, min(deadline, time.monotonic() + _FOLLOWING)
+        )
+        return _met(make, identity, (address, number), timeout, deadline, serves=False)
+    except (RuntimeError, OSError, CollectiveTimeoutError) as error:
+        raise PeerLostError(_FIRST_GONE, 0) from error
+
+
+def _met(
+    make: Callable[[], Store],
+    identity: Identity,
+    place: tuple[str, int],
+    timeout: float,
+    deadline: float,
+    *,
+    serves: bool,
+) -> Store:
+    """The store at a place, once every rank is there. Raises torch's errors, too."""
+    store = make() if serves else _soon(make, min(timeout, _ANSWERS))
+    if store is None:
+        raise CollectiveError(
+            f"Port {place[1]} of {place[0]} (MASTER_ADDR, MASTER_PORT) is taken by another program, which is "
+            f"not rank 0 of this job, or rank 0 is stopped: choose another port, the same on every rank."
+        )
+    _meet(store, identity, timeout, deadline)
+    return store
+
+
+def _unreached(error: Exception, rank: int, place: str, timeout: float) -> CollectiveError:
+    first = str(error).strip().splitlines()[0][:200]
+    if "in use" in str(error):
+        port = place.rpartition(":")[2]
+        return CollectiveError(f"Port {port} (MASTER_PORT) is in use on this host: choose another one.")
+    return CollectiveTimeoutError(
+        f"Rank {rank} did not reach all ranks through {place} (MASTER_ADDR, MASTER_PORT) within "
+        f"{timeout:g} s: {first}"
+    )
+
+
+def _meet(store: Store, identity: Identity, timeout: float, deadline: float) -> None:
+    """Returns when every rank is there. Raises `PeerLostError` where one has ended before, and what
+    `said_by_all` raises."""
+    there = of_this_start(_MEETING, store)
+    line = None if identity.rank == 0 or _agent_serves() else _line(store)
+
+    def look() -> None:
+        if line is not None and not _is_open(line):
+            raise PeerLostError(_FIRST_GONE, 0)
+        if not there.check([_GONE]):
+            return
+        gone = there.get(_GONE).decode(errors="replace")
+        there.set(f"{_HEARD}{identity.rank}", "")
+        if identity.rank == 0:  # which serves the others, too
+            others = [rank for rank in range(1, identity.world_size) if there.check([str(rank)])]
+            until = time.monotonic() + _HEARING
+            while others and time.monotonic() < until:
+                others = [rank for rank in others if not there.check([f"{_HEARD}{rank}"])]
+                time.sleep(_AGAIN)
+            told = [rank for rank in range(identity.world_size) if there.check([f"{_HEARD}{rank}"])]
+            ABSENCE.heard(gone, told)
+        raise PeerLostError(gone[:_LONGEST_WORD], rank_of(gone))
+
+    try:
+        said_by_all(there, identity, "here", timeout, deadline, look=look)
+    finally:
+        if line is not None:
+            line.close()
+
+
+def tell_gone(identity: Identity, gone: str, late: Collection[int], seconds: float) -> None:
+    """Tells the ranks that wait, or come within so many seconds, that one will not come: the text ``gone``.
+    Called in another process, after this rank's end; where it has served the others, for those that are
+    ``late``."""
+    address, port = meeting_place(identity)
+    number = parse_whole(port, 1, MAX_PORT)
+    if not address or number is None:
+        return
+    dist: ModuleType = torch_import.load("torch.distributed")
+    serves = identity.rank == 0 and not _agent_serves()
+    deadline = time.monotonic() + seconds
+    if not serves:
+        _until_listening(address, number, identity.rank, seconds, deadline)
+
+    def make() -> Store:
+        patience = timedelta(seconds=seconds)
+        made: Store = dist.TCPStore(
+            address, number, identity.world_size, serves, patience, wait_for_workers=False
+        )
+        return made
+
+    store = make() if serves else _soon(make, _ANSWERS)
+    if store is None:
+        return
+    there = of_this_start(_MEETING, store)
+    if not there.check([_GONE]):
+        there.set(_GONE, gone)
+    there.set(f"{_HEARD}{identity.rank}", "")
+    heard = [f"{_HEARD}{rank}" for rank in late]
+    while serves and heard and not there.check(heard) and time.monotonic() < deadline:
+        time.sleep(_AGAIN)
 
 
 def of_this_start(name: str, store: Store) -> Store:
@@ -138,17 +232,24 @@ def _until_listening(address: str, port: int, rank: int, timeout: float, deadlin
 
 
 def said_by_all(
-    store: Store, identity: Identity, word: str, timeout: float, deadline: float | None = None
+    store: Store,
+    identity: Identity,
+    word: str,
+    timeout: float,
+    deadline: float | None = None,
+    *,
+    look: Callable[[], None] = lambda: None,
 ) -> list[str]:
     """What every rank says in this store, in their order, once all have; this one says ``word``.
 
     Raises `CollectiveTimeoutError` where some do not come before ``deadline`` (default: in ``timeout``
-    seconds).
+    seconds). ``look`` is called while they are waited for, and may raise.
     """
     deadline = time.monotonic() + timeout if deadline is None else deadline
     store.set(str(identity.rank), word)
     missing = list(range(identity.world_size))
     while missing := [rank for rank in missing if not store.check([str(rank)])]:
+        look()
         if time.monotonic() > deadline:
             who = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing[:_SHOWN]))}"
             raise CollectiveTimeoutError(
@@ -247,14 +348,17 @@ class News:
     def _is_served(self) -> bool:
         """Whether the store's process is there, as far as can be seen without asking the store: torch would
         print its C++ frames."""
-        if self._line is None:
-            return True
-        try:
-            return self._line.recv(1, socket.MSG_PEEK) != b""
-        except BlockingIOError:
-            return True  # it has nothing to say
-        except OSError:
-            return False
+        return self._line is None or _is_open(self._line)
+
+
+def _is_open(line: socket.socket) -> bool:
+    """Whether the other end of a line is there."""
+    try:
+        return line.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True  # it has nothing to say
+    except OSError:
+        return False
 
 
 def _place(store: object) -> tuple[str, int] | None:

@@ -56,3 +56,24 @@ def test_a_rank_that_is_gone(slurm: Cluster, tmp_path: Path, collectives: str, h
         assert f"rank 1 on host {NAMES[1]} did not go on within 3 s: it is process" in said, said
     assert wait_until(lambda: not slurm.ranks(), 10), (slurm.ranks(), said)
     slurm.slurm.idle()
+
+
+def test_a_rank_that_ends_before_it_has_joined(slurm: Cluster, tmp_path: Path) -> None:
+    """As where a host lacks a file: the other rank would wait for it for as long as it may load."""
+    assert slurm.slurm is not None
+    command = f"exec {sys.executable} -m launcher.cli run --collectives gloo --timeout 3000"
+    path = tmp_path / "task.sh"
+    path.write_text(
+        f"[ $SLURM_PROCID = 1 ] && {command} {tmp_path}/missing.onnx\n{command} {slurm.slices} --quiet\n"
+    )
+    srun = ["salloc", "--quiet", "--nodes=2", "--ntasks=2", "srun", "--kill-on-bad-exit=0", "--mpi=none"]
+    done = subprocess.run(
+        slurm.hosts.command(NAMES[0], [*srun, "sh", path], **slurm.slurm.environment),
+        cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=2 * _SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "missing.onnx: no such file" in done.stderr
+    gone = f"Rank 1 on host {NAMES[1]} ended before all ranks had joined: see what it said."
+    assert f"rank 0 on host {NAMES[0]}: {gone}" in done.stderr, done.stderr
+    slurm.slurm.idle()

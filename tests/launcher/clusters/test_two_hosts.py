@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters import NAMES
+from tests.clusters import ADDRESSES, NAMES
 from tests.launcher.clusters.conftest import Cluster
 from tests.launcher.processes import wait_until
 
@@ -174,6 +174,35 @@ def test_a_host_that_ssh_does_not_know(cluster: Cluster) -> None:
     assert done.returncode == 1
     assert f"It starts ranks over ssh on {SECOND}: see" in done.stderr
     assert "Host key verification failed." in done.stderr
+
+
+BY_WAY = """
+import logging, sys
+from launcher.group.starting import run_program
+from launcher.job.places.host_list import parse_hosts
+from launcher.job.places.placement import Placement
+from launcher.starters.agents import fan_out
+
+logging.basicConfig(level=logging.DEBUG)
+fan_out.TREE_FROM, fan_out.FIRST_WIDTH = 2, 1
+places = Placement(hosts=parse_hosts(sys.argv[2]))
+run_program(["exec", sys.argv[1]], launcher="ssh", placement=places, timeout=60)
+"""
+FROM = """
+import os
+print(os.environ["RANK"], os.environ["SSH_CONNECTION"].split()[0])
+"""
+
+
+def test_hosts_reach_others(cluster: Cluster) -> None:
+    """The second host, under its two names, is reached once from here and once from itself."""
+    (cluster.folder / "by_way.py").write_text(BY_WAY)
+    far = f"{SECOND}:1,{ADDRESSES[SECOND]}:1"
+    done = cluster.python(cluster.folder / "by_way.py", script(cluster, FROM), far)
+    assert done.returncode == 0, done.stderr
+    lines = sorted(re.sub(r"^\[\d+@\w+\] +", "", line).split() for line in done.stdout.splitlines())
+    assert lines == [["0", ADDRESSES[FIRST]], ["1", ADDRESSES[SECOND]]], done.stderr
+    assert "is reached from here" not in done.stderr
 
 
 def test_a_world_of_its_own_is_refused(slurm: Cluster) -> None:

@@ -8,14 +8,14 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from launcher import start
-from launcher.errors import RankFailedError
+from launcher import Group, start
+from launcher.errors import LaunchError, RankFailedError
 from launcher.group import halted
 from launcher.group.control import Peer
 from launcher.group.starting import run_program
@@ -165,9 +165,9 @@ def test_time_in_which_the_waiting_process_was_stopped_too_does_not_count(
         assert watch.look(peers) is None
         for _ in range(60):
             now += 1.0
-            if (error := watch.look(peers)) is not None:
+            if (hung := watch.look(peers)) is not None:
                 break
-        assert error is not None and error.rank == 0
+        assert hung is not None and hung.peer.rank == 0
         monkeypatch.undo()
 
 
@@ -185,10 +185,10 @@ def test_a_rank_that_sends_for_long_is_alive(monkeypatch: pytest.MonkeyPatch) ->
             if step < 200:
                 theirs.send(b"piece")
                 peer.stream._receive_into(memoryview(bytearray(5)))
-            if (error := watch.look([peer])) is not None:
+            if (hung := watch.look([peer])) is not None:
                 break
-        assert 255 < step < 265 and error is not None
-        assert str(error).startswith("rank 0 on host there has given no sign of life for 60 s")
+        assert 255 < step < 265 and hung is not None
+        assert str(hung.error("")).startswith("rank 0 on host there has given no sign of life for 60 s")
         monkeypatch.undo()
 
 
@@ -260,10 +260,112 @@ def test_a_rank_for_which_others_wait_in_vain_is_shown_with_its_stack(tmp_path: 
     assert where.startswith("Stacks of rank 1:\n") and "in reads_a_slow_disk" in where
 
 
-def test_the_first_late_ranks_are_shown_whichever_came_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(halted, "stacks", lambda peer: f" {peer.rank}")
+def test_the_first_late_ranks_are_shown_whichever_came_first() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         peers = [Peer(rank, "a", 0, Stream(ours)) for rank in (3, 0, 2, 1)]
-        assert halted.stacks_of_late(peers, {0}, {"type": "CollectiveTimeoutError"}) == " 1 2"
-        assert halted.stacks_of_late(peers, {0}, {"type": "ValueError"}) == ""
+        late = halted.late_ones(peers, {0}, {"type": "CollectiveTimeoutError"})
+        assert [peer.rank for peer in late] == [1, 2]
+        assert halted.late_ones(peers, {0}, {"type": "ValueError"}) == []
+
+
+def slow_stacks(
+    monkeypatch: pytest.MonkeyPatch, group: Group, meanwhile: Callable[[], object]
+) -> list[tuple[bool, object]]:
+    """Stacks come late: ``meanwhile`` is called before. Gives whether another thread could then have the
+    job's lock, and what that returned."""
+    seen: list[tuple[bool, object]] = []
+
+    def stacks(peer: Peer) -> str:
+        free = threading.Event()
+
+        def take() -> None:
+            with group._job.changed:
+                free.set()
+
+        threading.Thread(target=take, daemon=True).start()
+        seen.append((free.wait(5), meanwhile()))
+        return "\nStacks of it"
+
+    monkeypatch.setattr(halted, "stacks", stacks)
+    return seen
+
+
+@pytest.mark.parametrize("meanwhile", ["goes on", "fails", "ends"])
+def test_nobody_waits_for_the_stacks_of_a_rank_that_hangs(
+    quickly: None, mark: str, two_slices: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    """Whatever comes while they are looked for, the rank that hangs is the failure: it may have gone on and
+    answered, something else may fail, or it may be killed."""
+    with start(two_slices, launcher="local", threads=1, timeout=30) as group:
+        expected = group.predict(slices.feeds(1))["y"]
+        group._job.patience = LIMIT
+        pids = [group.stats[rank].pid for rank in (0, 1)]
+
+        def then() -> object:
+            if meanwhile == "goes on":
+                for pid in pids:
+                    os.kill(pid, signal.SIGCONT)
+                time.sleep(0.5)  # in which the answer comes
+            elif meanwhile == "fails":
+                group._job.fail(LaunchError("Something else."))
+            else:
+                os.kill(pids[0], signal.SIGKILL)
+                time.sleep(1.0)  # in which that is noticed
+            return group._job.failure
+
+        seen = slow_stacks(monkeypatch, group, then)
+        halt(pids)
+        with pytest.raises(RankFailedError, match=r"^rank 0 on host .* did not go on within 1 s") as caught:
+            group.predict(slices.feeds(1))
+        assert str(caught.value).endswith("\nStacks of it")
+        assert seen == [(True, None)] and expected.size
+    assert wait_until(lambda: not left(mark), 10), left(mark)
+
+
+def test_a_group_is_closed_while_stacks_are_looked_for(
+    quickly: None, mark: str, two_slices: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = start(two_slices, launcher="local", threads=1, timeout=30)
+    group.predict(slices.feeds(1))
+    group._job.patience = LIMIT
+    closer = threading.Thread(target=group.close)
+
+    def close() -> None:
+        closer.start()
+        closer.join(0.5)  # it has ended the ranks, and waits for us
+
+    seen = slow_stacks(monkeypatch, group, close)
+    halt([group.stats[1].pid])
+    with pytest.raises(RankFailedError, match=r"^rank 1 on host .* did not go on within 1 s"):
+        group.predict(slices.feeds(1))
+    closer.join(30)
+    assert [free for free, _ in seen] == [True] and not closer.is_alive()
+    assert wait_until(lambda: not left(mark), 10), left(mark)
+
+
+def test_nobody_waits_for_the_stacks_of_late_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first cause does: they belong to it."""
+    changed = threading.Condition()
+    inquest = halted.Inquest(changed, halted.Seen())
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        peers = {rank: Peer(rank, "a", 0, Stream(ours)) for rank in (0, 1)}
+        error = {"type": "CollectiveTimeoutError"}
+        with changed:
+            late = inquest.begin(peers, {0}, [], error)
+            assert late == [peers[1]] and inquest.open
+            assert inquest.begin(peers, {0}, [], error) == []  # another rank's error, meanwhile
+
+        def stacks(peer: Peer) -> str:
+            assert changed.acquire(blocking=False)
+            changed.release()
+            return f" stacks of {peer.rank}"
+
+        monkeypatch.setattr(halted, "stacks", stacks)
+        worker = threading.Thread(target=inquest.ask, args=(late,))
+        worker.start()
+        with changed:
+            assert changed.wait_for(lambda: not inquest.open, 10)
+        worker.join()
+        assert inquest.said == " stacks of 1"

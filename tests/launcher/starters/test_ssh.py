@@ -20,8 +20,11 @@ from launcher.job.places.placement import Placement
 from launcher.job.rank_table import make_rank_table
 from launcher.starters import agent, base, mpirun, ssh
 from launcher.starters.agent import Asked
+from launcher.starters.agents import fan_out
+from launcher.starters.agents.connection import Connection, Host
+from launcher.starters.agents.handle import AgentsHandle
 from launcher.starters.base import Ended
-from launcher.starters.ssh import AgentsHandle, Connection, Host, SshLauncher
+from launcher.starters.ssh import SshLauncher
 from tests.launcher.cli_tools import ROOT
 from tests.launcher.processes import wait_until
 from tests.launcher.starters.test_mpirun import use_path, write_program
@@ -59,12 +62,12 @@ def run(script: str, hosts: str = f"localhost:1,{FAR}:2", **environment: str) ->
     )
 
 
-@pytest.mark.parametrize("width", [1, ssh.WIDTH])
+@pytest.mark.parametrize("width", [1, fan_out.WIDTH])
 def test_what_each_rank_is_told(
     said: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     """Nothing secret is on a command line, and this machine's rank needs no ssh."""
-    monkeypatch.setattr(ssh, "WIDTH", width)
+    monkeypatch.setattr(fan_out, "WIDTH", width)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SHARDRUN_COLLECTIVES", "A")
     run(f"print(*(os.environ[name] for name in {names}), os.getcwd())", A="x y")
     lines = sorted(capfd.readouterr().out.splitlines())
@@ -133,8 +136,8 @@ def test_nothing_outlives_a_connection(tmp_path: Path) -> None:
             process.stdin.close()
         frames = [json.loads(line) for line in process.stdout]
     assert process.returncode == 0 and wait_until(lambda: not holding(mark), 10), holding(mark)
-    assert "started" in frames[0]
-    assert sorted((frame["rank"], frame["code"]) for frame in frames[1:]) == [(0, -9), (1, -9)]
+    assert "here" in frames[0] and "started" in frames[1]
+    assert sorted((frame["rank"], frame["code"]) for frame in frames[2:]) == [(0, -9), (1, -9)]
 
 
 def test_an_agent_that_is_asked_nothing_says_nothing() -> None:
@@ -147,7 +150,8 @@ def test_an_agent_that_is_asked_nothing_says_nothing() -> None:
         timeout=60,
         check=False,
     )
-    assert done.returncode == 1 and not done.stdout + done.stderr
+    assert done.returncode == 1 and not done.stderr
+    assert [set(json.loads(line)) for line in done.stdout.splitlines()] == [{"here", "bytes"}]
 
 
 def test_no_agent_is_left_where_descriptors_run_out(said: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +166,7 @@ def test_no_agent_is_left_where_descriptors_run_out(said: Path, monkeypatch: pyt
     def none_left() -> tuple[int, int]:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(ssh.subprocess, "Popen", Kept)
+    monkeypatch.setattr(subprocess, "Popen", Kept)
     monkeypatch.setattr(ssh, "is_here", lambda host: True)
     before = set(Path("/proc/self/fd").iterdir())
     with pytest.raises(LaunchError, match="cannot start and watch its ranks"):
@@ -227,7 +231,7 @@ class FakeConnection(Connection):
 def test_few_connections_are_made_at_once(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
     """256 hosts are not 256 logins at once; the next host's begins when one has started or failed, and none
     where the job has been closed."""
-    monkeypatch.setattr(ssh, "WIDTH", 4)
+    monkeypatch.setattr(fan_out, "WIDTH", 4)
     begun: list[FakeConnection] = []
     count = 64
     handle = AgentsHandle("ssh", fake_hosts(begun, count))
@@ -294,7 +298,7 @@ def test_words_that_are_no_frames(words: str) -> None:
 
 def test_a_connection_that_gets_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its host has failed, once, and the others' ranks are waited for."""
-    monkeypatch.setattr(ssh, "WIDTH", 1)
+    monkeypatch.setattr(fan_out, "WIDTH", 1)
     begun: list[FakeConnection] = []
     start, tried = threading.Thread.start, []
 

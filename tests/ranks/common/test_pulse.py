@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -15,6 +16,10 @@ from ranks.collectives.base import Communicator
 from ranks.collectives.shm.communicator import ShmCommunicator
 from ranks.common import processes, pulse
 from ranks.common.pulse import PLACES, Beat, Pulse, wait, work
+from ranks.run.rank_model import Interface, RankModel
+
+if TYPE_CHECKING:
+    from ranks.run.schedule import Schedule
 
 STILL, MOVES, NEITHER = Beat(still=True), Beat(moves=True), Beat()
 
@@ -74,6 +79,28 @@ def test_one_that_rests_in_the_midst_of_its_work_stands_still() -> None:
     assert found[0] != STILL and found[-1] == STILL
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_model_on_a_device_does_not(on_device: bool, tmp_path: Path) -> None:
+    """Whoever runs it, a rank that serves or a script: the processors may be at rest meanwhile."""
+
+    class Program:
+        def __init__(self, do: Callable[[], None]) -> None:
+            self._do = do
+
+        def run(self, feeds: object) -> list[object]:
+            self._do()
+            return []
+
+    def run(do: Callable[[], None]) -> None:
+        program = cast("Schedule", Program(do))
+        loaded = RankModel(tmp_path / "model.onnx", Interface([], []), program=program)
+        loaded.on_device = on_device
+        assert loaded.run({}) == []
+
+    with thread(run, rest):
+        assert beats(Pulse())[-1] == (NEITHER if on_device else STILL)
+
+
 @pytest.mark.parametrize(
     ("calls", "do", "wanted"),
     [
@@ -82,10 +109,20 @@ def test_one_that_rests_in_the_midst_of_its_work_stands_still() -> None:
         ([waiting], compute, NEITHER),
         ([lambda do: working(lambda: waiting(do))], rest, NEITHER),
         ([working, waiting], rest, NEITHER),
+        ([lambda do: working(lambda: pulse.by_device(do))], rest, NEITHER),
         ([lambda do: do()], rest, NEITHER),
         ([], rest, NEITHER),
     ],
-    ids=["computes", "waits", "waits awake", "waits in its work", "a thread waits", "idle", "alone"],
+    ids=[
+        "computes",
+        "waits",
+        "waits awake",
+        "waits in its work",
+        "a thread waits",
+        "a device computes",
+        "idle",
+        "alone",
+    ],
 )
 def test_others_do_not(calls: list[Calls], do: Callable[[threading.Event], None], wanted: Beat) -> None:
     with ExitStack() as stack:

@@ -61,7 +61,8 @@ def result(process: subprocess.Popen[str]) -> Any:
 def test_a_plain_model_runs_on_the_device_that_was_asked_for(tmp_path: Path) -> None:
     found = result(start("plain", str(tmp_path), FAKE_CUDA_DEVICES="2"))
     told = hasattr(ort.InferenceSession, "get_provider_graph_assignment_info")  # ONNX Runtime 1.23 does not
-    assert found == {"near": True, "device": "1", "taken": [[CUDA, "MatMul"]] if told else []}
+    taken = [[CUDA, "MatMul"]] if told else []
+    assert found == {"near": True, "on device": True, "device": "1", "taken": taken}
 
 
 @pytest.mark.parametrize("scenario", ["parts", "parts_that_join"])

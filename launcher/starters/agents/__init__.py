@@ -1,0 +1,1 @@
+"""The processes that start ranks on other hosts, and the ways to them."""

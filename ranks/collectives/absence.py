@@ -1,0 +1,124 @@
+"""The end of a rank that has not joined its group yet, told to those who wait for it.
+
+Until it joins, nobody is connected to a rank, and no launcher of ours may be there to see its end: the others
+would wait for their time-out. So a small process beside it sees the end, whatever death it is, and tells it
+at the place where the ranks meet (`ranks.collectives.beside`). It ends as soon as the rank has joined.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+from ranks.common import settings, sources
+from ranks.common.descriptors import close_all
+from ranks.errors import CollectiveTimeoutError, PeerLostError
+from ranks.identity.place import Identity
+from ranks.talk.orphan import end_with_launcher
+
+_CODE = "import sys; sys.path[0] = sys.argv.pop(1); from ranks.collectives.beside import main; main()"
+END = b"end"
+_STAY_SECONDS = 8.0
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class Absence:
+    """The process beside this one: one, however often it is asked for."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stays = False
+        os.register_at_fork(after_in_child=self._forget)
+
+    def stand(self, identity: Identity) -> None:
+        """Starts it, unless whatever starts the ranks ends them all where one ends."""
+        if sys.platform != "linux" or self._process is not None or not _is_needed(identity):
+            return
+        with contextlib.suppress(OSError, AttributeError):  # a rank itself says what is short
+            # Here: this rank may end before that one has begun.
+            watched = [os.pidfd_open(os.getpid())]
+            if launcher := end_with_launcher():
+                watched.append(os.pidfd_open(launcher))
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _CODE, str(_ROOT), *map(str, watched)],
+                    pass_fds=watched,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    bufsize=0,
+                )
+            finally:
+                close_all(watched)
+            self._stays = len(watched) > 1
+            atexit.register(self.stay)
+            # Not on its command line: the key is nobody else's.
+            self._say(json.dumps(dataclasses.asdict(identity)).encode() + b"\n")
+
+    def heard(self, gone: str, told: Collection[int]) -> None:
+        """This rank ends since that one has, before all had joined: as `gone_text` says it. Where others meet
+        at this rank, who comes later is to hear it too; these have been ``told``."""
+        self._stays = False  # it serves them itself
+        self._say(json.dumps({"gone": gone, "told": [*told]}).encode() + b"\n")
+
+    def failed(self, identity: Identity, error: Exception) -> None:
+        """This rank could not join. Where that is its own fault, the others are to hear of its end."""
+        others = isinstance(error, CollectiveTimeoutError | PeerLostError)
+        if others and not (identity.rank == 0 and isinstance(error, PeerLostError)):
+            self.over()
+
+    def stay(self) -> None:
+        """Before this rank ends in order, where it has not joined: has the others told now, and waits a while
+        for that. Once it has ended, what started it may end whatever it has left on this host."""
+        process = self._process
+        if process is not None and self._stays:
+            self._say(END + b"\n")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STAY_SECONDS)
+
+    def over(self) -> None:
+        """This rank has joined, or nobody waits for it."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+
+    def _say(self, words: bytes) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._process.stdin.write(words)
+
+    def _forget(self) -> None:
+        self._process = None
+
+
+ABSENCE = Absence()
+"""This process's, which is one rank."""
+
+
+def gone_text(rank: int, host: str) -> str:
+    """What is told of a rank, as a sentence."""
+    return f"Rank {rank} on host {host} ended before all ranks had joined: see what it said."
+
+
+def rank_of(gone: str) -> int | None:
+    """The rank that such a text is about."""
+    found = re.match(r"Rank (\d+)\b", gone)
+    return None if found is None else int(found[1])
+
+
+def _is_needed(identity: Identity) -> bool:
+    if settings.CONTROL.text() or identity.world_size == 1 or sources.by_mpi(identity.source):
+        return False
+    ends_all = settings.RUN_ALL.text() or os.environ.get(sources.TORCHELASTIC_RUN_ID)
+    return not (ends_all and identity.shares_host)

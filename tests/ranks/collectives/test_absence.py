@@ -1,0 +1,130 @@
+"""Ranks that end before they have joined, where nothing else sees it: the others learn of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ranks.collectives import beside
+from tests.launcher.processes import wait_until
+from tests.left_behind import holding
+from tests.ranks.collectives.test_collectives import need
+
+PROGRAM = """
+import os, signal, sys, time
+from ranks.collectives.absence import ABSENCE
+from ranks.errors import PeerLostError
+from ranks.identity.identity import identify
+from ranks.run import group
+
+ABSENCE.stand(identify())
+if os.environ["RANK"] in sys.argv[2].split(","):
+    time.sleep(float(sys.argv[3]))
+    exec(sys.argv[1])
+try:
+    group.join()
+except PeerLostError as error:
+    print(error.peer, error, flush=True)
+    sys.exit(5)
+print("joined", flush=True)
+time.sleep(0.5)
+group.leave()
+"""
+SECONDS = 100.0
+"""The ranks would wait four times as long."""
+
+
+class Ranks:
+    """Ranks that nothing of this project starts, of one host or, as they are told, of several."""
+
+    def __init__(self, size: int, several: bool) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.mark = f"SHARDRUN_JOB={secrets.token_hex(16)}"
+        self.environ = {
+            **os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "SHARDRUN_TIMEOUT": str(4 * SECONDS), **dict([self.mark.split("=")]),
+        }  # fmt: skip
+        if several:  # then this process is what started them
+            self.environ["TORCHELASTIC_RUN_ID"] = "test"
+        self.size, self.several = size, several
+        self.started: dict[int, subprocess.Popen[str]] = {}
+
+    def start(self, rank: int, death: str, dying: str, seconds: float = 0.0) -> None:
+        place = (0, 1) if self.several else (rank, self.size)
+        told = {"RANK": rank, "LOCAL_RANK": place[0], "LOCAL_WORLD_SIZE": place[1]}
+        self.started[rank] = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, death, dying, str(seconds)], text=True, stdin=subprocess.DEVNULL,
+            env={**self.environ, **{name: str(value) for name, value in told.items()}},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def said(self, rank: int) -> tuple[str, str, int]:
+        out, errors = self.started[rank].communicate(timeout=SECONDS)
+        return out, errors, self.started[rank].returncode
+
+    def close(self) -> None:
+        for process in self.started.values():
+            process.kill()
+            process.communicate()
+        for pid in holding(self.mark):
+            os.kill(pid, 9)
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    size, several = request.param
+    if several:
+        need("gloo")
+    made = Ranks(size, several)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dead", "death"),
+    [
+        ((3, False), 0, "os._exit(0)"),
+        ((3, False), 1, "os.kill(os.getpid(), signal.SIGKILL)"),
+        ((3, False), 2, "1 / 0"),
+        ((3, True), 0, "1 / 0"),
+        ((3, True), 1, "os.kill(os.getpid(), signal.SIGKILL)"),
+    ],
+    indirect=["ranks"],
+)
+def test_the_others_learn_of_it(ranks: Ranks, dead: int, death: str) -> None:
+    """Those that wait already, and where what started them is there, one that comes later; nothing is left
+    behind."""
+    late = 2 if dead != 2 else 1
+    seconds = {dead: 1.0, late: 4.0 if ranks.several else 0.0}
+    for rank in range(3):
+        ranks.start(rank, death if rank == dead else "pass", f"{dead},{late}", seconds.get(rank, 0.0))
+    began = time.monotonic()
+    for rank in {0, 1, 2} - {dead}:
+        out, errors, code = ranks.said(rank)
+        where = rf"{dead} Rank {dead} on host {re.escape(os.uname().nodename)} ended before all ranks had"
+        assert re.match(where, out) and code == 5, (rank, out, errors)
+        assert "frame #" not in errors and "Exception raised" not in errors, errors
+    assert time.monotonic() - began < SECONDS
+    assert wait_until(lambda: not holding(ranks.mark), beside.SHORTLY + 20), holding(ranks.mark)
+
+
+@pytest.mark.parametrize("ranks", [(2, False), (2, True)], indirect=True, ids=["one host", "several"])
+def test_who_has_joined_has_no_process_beside_it(ranks: Ranks) -> None:
+    for rank in range(2):
+        ranks.start(rank, "pass", "")
+    try:
+        assert wait_until(lambda: len(holding(ranks.mark)) == 4, SECONDS), holding(ranks.mark)
+    finally:
+        ends = [ranks.said(rank) for rank in range(2)]
+    assert [end[0] for end in ends] == ["joined\n"] * 2, ends
+    assert wait_until(lambda: not holding(ranks.mark), 10), holding(ranks.mark)
