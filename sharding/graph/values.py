@@ -95,18 +95,27 @@ def captured_names(node: ir.Node) -> set[str]:
     return names
 
 
-def used_instead(value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
-    """A constant of the same name, which every node that used ``value`` uses from now on."""
+def initializer(name: str | None, tensor: ir.TensorProtocol, graph: ir.Graph | None = None) -> ir.Value:
+    """A constant, which a graph has from now on."""
     import onnx_ir as ir
 
-    constant = ir.Value(
-        name=value.name,
-        type=ir.TensorType(tensor.dtype),
-        shape=ir.Shape(tensor.shape.numpy()),
-        const_value=tensor,
-    )
-    for user, index in list(value.uses()):
-        user.replace_input_with(index, constant)
+    kind, shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
+    made: ir.Value = ir.Value(name=name, type=kind, shape=shape, const_value=tensor)
+    if graph is not None:
+        graph.register_initializer(made)
+    return made
+
+
+def use_instead(old: ir.Value, new: ir.Value) -> None:
+    """Lets every node that uses a value use another one."""
+    for user, index in list(old.uses()):
+        user.replace_input_with(index, new)
+
+
+def used_instead(value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
+    """A constant of the same name, which every node that used ``value`` uses from now on."""
+    constant = initializer(value.name, tensor)
+    use_instead(value, constant)
     return constant
 
 

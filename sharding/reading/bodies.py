@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.graph.fold import SMALL_ELEMENTS
-from sharding.graph.values import bodies, captured, shape_of, subgraphs
+from sharding.graph.values import bodies, captured, shape_of, subgraphs, use_instead
 from sharding.onnx_files.tensors import locate
 from sharding.reading.control_flow import UniqueNames, let_go, replace_output, take_apart
 from sharding.rules.flow import FLOW
@@ -253,8 +253,7 @@ class _Opener:
     def _hand_over(self, output: ir.Value, result: ir.Value) -> None:
         """Puts a marker's output in the place of the node's."""
         result.name, result.type, result.shape = output.name, output.type, output.shape
-        for user, index in list(output.uses()):
-            user.replace_input_with(index, result)
+        use_instead(output, result)
         for holder in self.model.graphs():
             replace_output(holder.outputs, output, result)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from sharding.common.names import Names
-from sharding.graph.values import onnx_attributes, shape_of
+from sharding.graph.values import initializer, onnx_attributes, shape_of, use_instead
 from sharding.rules.base import Dim
 from sharding.rules.common import zero_is_zero
 
@@ -124,14 +124,8 @@ class GraphWriter:
         key = (kind, *numbers)
         if key not in self.constants:
             tensor = self.ir.tensor(np.asarray(numbers, kind))
-            made = self.ir.Value(
-                name=self.names.fresh("apart/" + "_".join(map(str, numbers))),
-                type=self.ir.TensorType(tensor.dtype),
-                shape=self.ir.Shape([len(numbers)]),
-                const_value=tensor,
-            )
-            self.graph.register_initializer(made)
-            self.constants[key] = made
+            name = self.names.fresh("apart/" + "_".join(map(str, numbers)))
+            self.constants[key] = initializer(name, tensor, self.graph)
         return self.constants[key]
 
 
@@ -141,8 +135,7 @@ def take_place(graph: ir.Graph, old: ir.Value, new: ir.Value, left: str | None =
     name, kind, shape = old.name, old.type, old.shape
     old.name = left
     new.name, new.type, new.shape = name, kind, shape
-    for user, index in list(old.uses()):
-        user.replace_input_with(index, new)
+    use_instead(old, new)
     for index, value in enumerate(graph.outputs):
         if value is old:
             graph.outputs[index] = new

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sharding.graph.fold import small_constant
-from sharding.graph.values import shape_of
+from sharding.graph.values import shape_of, use_instead
 from sharding.rewrite.graph_writer import Entry, GraphWriter
 from sharding.rules.base import Dim
 from sharding.rules.products import length_of, product, quotient
@@ -224,8 +224,7 @@ def _write(writer: GraphWriter, node: ir.Node, pieces: Pieces, order: list[int],
         lengths[joined : joined + 2] = [None if both is None else length_of(both)]
         entries[joined : joined + 2] = [whole]
         value = _reshape(writer, value, entries, lengths, old)
-    for user, index in list(old.uses()):
-        user.replace_input_with(index, value)
+    use_instead(old, value)
     writer.graph.remove(node, safe=True)
     value.name = old.name
     return value

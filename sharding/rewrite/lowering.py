@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sharding.common.names import Names, all_names
-from sharding.graph.values import onnx_attributes, shape_of
+from sharding.graph.values import initializer, onnx_attributes, shape_of
 from sharding.rewrite.graph_writer import take_place
 from sharding.slices.domains import MICROSOFT
 
@@ -114,15 +114,8 @@ class _Embedding:
 
     def constant(self, value: ArrayLike, kind: DTypeLike = np.int64) -> ir.Value:
         tensor = self.ir.tensor(np.asarray(value, dtype=kind))
-        name = f"{self.node.outputs[0].name}/part_{len(self.nodes)}"
-        found = self.ir.Value(
-            name=self.fresh(name),
-            type=self.ir.TensorType(tensor.dtype),
-            shape=self.ir.Shape(np.shape(value)),
-            const_value=tensor,
-        )
-        self.graph.register_initializer(found)
-        return found
+        name = self.fresh(f"{self.node.outputs[0].name}/part_{len(self.nodes)}")
+        return initializer(name, tensor, self.graph)
 
     def op(self, op_type: str, inputs: Sequence[ir.Value], **attributes: object) -> ir.Value:
         items = onnx_attributes(attributes)

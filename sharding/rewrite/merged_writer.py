@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from sharding.graph.values import shape_of
+from sharding.graph.values import shape_of, use_instead
 from sharding.rewrite.graph_writer import Entry, GraphWriter, Pick
 from sharding.rewrite.lifting import Form, Lift
 from sharding.rules.base import Dim
@@ -185,8 +185,7 @@ class Writer(GraphWriter):
 
     def _instead(self, user: ir.Node, value: ir.Value) -> None:
         """A value in place of a node's only output, which is no output of the graph."""
-        for reader, index in list(user.outputs[0].uses()):
-            reader.replace_input_with(index, value)
+        use_instead(user.outputs[0], value)
         self.graph.remove(user, safe=True)
 
     def _reshaped(self, user: ir.Node, new: ir.Value, axis: int) -> bool:

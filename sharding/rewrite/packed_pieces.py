@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sharding.common.names import Names, all_names
-from sharding.graph.values import onnx_attributes, shape_of
+from sharding.graph.values import initializer, onnx_attributes, shape_of
 from sharding.onnx_files.tensors import locate
 from sharding.rewrite.graph_writer import take_place
 from sharding.rules.base import Dim
@@ -157,14 +157,7 @@ class Pieces:
         return self._initializer(self._fresh(f"{self.base}/shape"), self.ir.tensor(value))
 
     def _initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-        made = self.ir.Value(
-            name=name,
-            type=self.ir.TensorType(tensor.dtype),
-            shape=self.ir.Shape(tensor.shape.numpy()),
-            const_value=tensor,
-        )
-        self.graph.register_initializer(made)
-        return made
+        return initializer(name, tensor, self.graph)
 
     def op(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sharding.graph.values import shape_of
+from sharding.graph.values import initializer, shape_of
 from sharding.rules.base import Dim
 
 if TYPE_CHECKING:
@@ -89,11 +89,10 @@ def _heads_of_batch(graph: ir.Graph, last: ir.Node) -> None:
         return
     shape = ir.tensor([0, 0, heads, size], dtype=ir.DataType.INT64)
     name = f"{last.outputs[0].name}/heads"
-    target = ir.Value(name=name, type=ir.TensorType(shape.dtype), shape=ir.Shape([4]), const_value=shape)
     taken = {value.name for node in graph for value in node.outputs} | {value.name for value in graph.inputs}
     if name in taken or name in graph.initializers:
         return
-    graph.register_initializer(target)
+    target = initializer(name, shape, graph)
     # The three nodes become two: the first one's value changes, but nothing else reads it.
     first.replace_input_with(1, target)
     first.attributes.clear()
