@@ -20,13 +20,7 @@ from sharding.importers.mindir.onnx_types import (
     typed_info,
     value_info,
 )
-from sharding.importers.mindir.primitives.base import (
-    ComplexValue,
-    Operand,
-    RefusedError,
-    TensorType,
-    Value,
-)
+from sharding.importers.mindir.primitives.base import ComplexValue, Operand, RefusedError, TensorType, Value
 from sharding.importers.sniff import RUN_OPSET
 from sharding.onnx_files.nodes import make_node
 from sharding.onnx_files.walk import subgraphs

@@ -9,9 +9,7 @@ import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.matmul import channels_last
-from sharding.importers.mindir.primitives.operands import (
-    Builder,
-)
+from sharding.importers.mindir.primitives.operands import Builder
 
 PAD_MODES = ("pad", "same", "valid")
 """In the order of version 3's numbers."""

@@ -8,10 +8,7 @@ import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.conv import PAD_MODES, kernel_of, last, paired, same_padding
-from sharding.importers.mindir.primitives.operands import (
-    Builder,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import Builder, Ints, known_rank
 
 # The later functions, with all settings as numbers
 
@@ -59,29 +56,8 @@ def _around(b: Builder, padding: Operand, w: Value, named: bool) -> dict[str, ob
     return {"pads": each * 2}
 
 
-@table({
-    ("Conv1DExt", "Conv2DExt", "Conv3DExt"): False,
-    ("Conv1DPadding", "Conv2DPadding", "Conv3DPadding"): True,
-})  # fmt: skip
-def conv_ext(
-    named: bool,
-    b: Builder,
-    x: Value,
-    w: Value,
-    bias: Operand = None,
-    *,
-    stride: Operand = 1,
-    padding: Operand = 0,
-    dilation: Operand = 1,
-    groups: Operand = 1,
-) -> Value:
-    """A convolution with a bias, padded the same at both ends of an axis, or by what keeps the lengths."""
-    return _ext(b, x, w, bias, _Steps(stride, dilation, groups, _around(b, padding, w, named)))
-
-
-@table({"Convolution": False, "ConvolutionStr": True})
 def convolution(
-    named: bool,
+    kind: str,
     b: Builder,
     x: Value,
     w: Value,
@@ -90,33 +66,23 @@ def convolution(
     stride: Operand = 1,
     padding: Operand = 0,
     dilation: Operand = 1,
-    transposed: Operand = False,
+    transposed: bool = False,
     output_padding: Operand = 0,
     groups: Operand = 1,
 ) -> Value:
-    """Either convolution; ConvolutionStr has a way of padding instead of numbers."""
-    around = _around(b, padding, w, named)
-    return _ext(b, x, w, bias, _Steps(stride, dilation, groups, around, bool(transposed), output_padding))
+    """A convolution with a bias, or its gradient; padded the same at both ends of an axis, or in a named way,
+    by what keeps the lengths."""
+    around = _around(b, padding, w, kind == "named")
+    transposed = transposed or kind == "transposed"
+    return _ext(b, x, w, bias, _Steps(stride, dilation, groups, around, transposed, output_padding))
 
 
-@primitive("ConvTranspose2D")
-def conv_transpose(
-    b: Builder,
-    x: Value,
-    w: Value,
-    bias: Operand = None,
-    *,
-    stride: Operand = 1,
-    padding: Operand = 0,
-    output_padding: Operand = 0,
-    groups: Operand = 1,
-    dilation: Operand = 1,
-) -> Value:
-    """A convolution's gradient, with a bias."""
-    return convolution(
-        False, b, x, w, bias, stride=stride, padding=padding, dilation=dilation,
-        transposed=True, output_padding=output_padding, groups=groups,
-    )  # fmt: skip
+_PLAIN = "stride padding dilation groups"
+_OF_GRADIENT = "stride padding output_padding groups dilation"
+table({"Convolution": "", "ConvolutionStr": "named"})(convolution)
+table({("Conv1DExt", "Conv2DExt", "Conv3DExt"): ""}, settings=_PLAIN)(convolution)
+table({("Conv1DPadding", "Conv2DPadding", "Conv3DPadding"): "named"}, settings=_PLAIN)(convolution)
+table({"ConvTranspose2D": "transposed"}, settings=_OF_GRADIENT)(convolution)
 
 
 def _windows(b: Builder, x: Value, ksizes: Operand) -> tuple[list[int], int, int]:
@@ -158,7 +124,7 @@ def im2col(
     ksizes: Operand = 1,
     strides: Operand = 1,
     dilations: Operand = 1,
-    pads: Operand = 0,
+    pads: Ints = (0,),
 ) -> Value:
     """Each window's places, (batch, channel, place in the window, window): a convolution of each channel
     alone with one weight of 1 for each place."""
@@ -167,7 +133,7 @@ def im2col(
     )
     around: dict[str, object] | None = None
     if mode != "same":
-        around = {"pads": paired(b.integers(pads, "pads"), 2, "pads")} if mode != "valid" else {}
+        around = {"pads": paired(pads, 2, "pads")} if mode != "valid" else {}
     found, channels, places = _columns(b, x, ksizes, strides, dilations, around)
     return b.reshape(found, (b.dim(x, 0), channels, places, -1))
 
@@ -195,11 +161,11 @@ def im2col_ext(
     *,
     kernel_size: Operand = 1,
     dilation: Operand = 1,
-    padding: Operand = 0,
+    padding: Ints = (0,),
     stride: Operand = 1,
 ) -> Value:
     """The same, (batch, channels and places in the window as one, window)."""
-    pads = last(b.integers(padding, "padding"), 2, "padding") * 2
+    pads = last(padding, 2, "padding") * 2
     channels = b.dim(x, 1)
     # Channels of which it is not known how many there are become entries of the batch.
     apart = x if isinstance(channels, int) else b.reshape(x, (-1, 1, b.dim(x, 2), b.dim(x, 3)))

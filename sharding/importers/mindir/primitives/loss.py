@@ -6,11 +6,7 @@ import numpy as np
 
 from sharding.importers.mindir.primitives.arithmetic import binary
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
-from sharding.importers.mindir.primitives.operands import (
-    INT64,
-    Builder,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import INT64, Builder, Number, known_rank
 
 REDUCTIONS = ("sum", "mean", "none")
 """In the order of version 3's numbers."""
@@ -41,9 +37,7 @@ def softmax_cross_entropy(b: Builder, logits: Value, labels: Value) -> Operand:
 
 
 @primitive("SparseSoftmaxCrossEntropyWithLogits")
-def sparse_softmax_cross_entropy(
-    b: Builder, logits: Value, labels: Value, *, is_grad: Operand = False
-) -> Value:
+def sparse_softmax_cross_entropy(b: Builder, logits: Value, labels: Value, *, is_grad: bool = False) -> Value:
     """The mean loss against class numbers."""
     if is_grad:
         raise RefusedError("its gradient (is_grad) has no conversion")
@@ -113,16 +107,15 @@ def binary_cross_entropy(
 
 @primitive("SmoothL1Loss")
 def smooth_l1(
-    b: Builder, node: Node, x: Value, target: Value, *, beta: Operand = 1.0, reduction: Operand = "none"
+    b: Builder, node: Node, x: Value, target: Value, *, beta: float = 1.0, reduction: Operand = "none"
 ) -> Value:
     """A parabola below beta, a line above."""
     distance = b.op("Abs", [binary(b, node, "Sub", x, target)])
-    limit = float(b.number(beta, "beta"))
-    if limit == 0:
+    if beta == 0:
         return _reduced(b, distance, reduction)
-    half = b.op("Mul", [b.op("Mul", [distance, distance]), b.scalar(0.5 / limit, distance)])
-    line = b.op("Sub", [distance, b.scalar(0.5 * limit, distance)])
-    near = b.op("Less", [distance, b.scalar(limit, distance)])
+    half = b.op("Mul", [b.op("Mul", [distance, distance]), b.scalar(0.5 / beta, distance)])
+    line = b.op("Sub", [distance, b.scalar(0.5 * beta, distance)])
+    near = b.op("Less", [distance, b.scalar(beta, distance)])
     return _reduced(b, b.op("Where", [near, half, line]), reduction)
 
 
@@ -149,7 +142,7 @@ def kl_div_loss(b: Builder, x: Value, target: Value, *, reduction: Operand = "me
 
 @primitive("KLDiv")
 def kl_div(
-    b: Builder, x: Value, target: Value, *, reduction: Operand = "mean", log_target: Operand = False
+    b: Builder, x: Value, target: Value, *, reduction: Operand = "mean", log_target: bool = False
 ) -> Value:
     """target (log target - x), of logarithms of the target if wanted; 0 where the target is 0, and nothing
     where it is negative."""
@@ -174,13 +167,13 @@ def nll_loss(
     weight: Value,
     *,
     reduction: Operand = "mean",
-    ignore_index: Operand = -100,
+    ignore_index: Number = -100,
 ) -> Operand:
     """The negative logarithm at each place's class, along the last axis or axis 1, times the class's weight,
     and the weights' sum."""
     wide = b.floating(logs)
     classes = b.cast(labels, INT64)
-    ignored = b.op("Equal", [classes, b.const(int(b.number(ignore_index, "ignore_index")), np.int64)])
+    ignored = b.op("Equal", [classes, b.const(int(ignore_index), np.int64)])
     safe = b.op("Where", [ignored, b.const(0, np.int64), classes])
     shares = b.op("Gather", [b.cast(weight, wide.dtype), safe], {"axis": 0})
     shares = b.op("Where", [ignored, b.scalar(0, wide), shares])

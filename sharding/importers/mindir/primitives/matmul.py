@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from sharding.importers.mindir.primitives.arithmetic import binary
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import (
-    Builder,
-    is_float,
-    known_rank,
-    ranked,
-    tensors,
-)
+from sharding.importers.mindir.primitives.operands import Builder, is_float, known_rank, ranked, tensors
 
 FORMATS = (
     "nchw", "nhwc", "nhwc4", "hwkc", "hwck", "kchw", "ckhw", "khwc", "chwk", "hw", "hw4", "nc", "nc4",
@@ -45,7 +39,7 @@ def swapped(b: Builder, x: Value) -> Value:
 
 @primitive("MatMul", "BatchMatMul")
 def matmul(
-    b: Builder, node: Node, x: Value, y: Value, *, transpose_a: Operand = False, transpose_b: Operand = False
+    b: Builder, node: Node, x: Value, y: Value, *, transpose_a: bool = False, transpose_b: bool = False
 ) -> Value:
     """The product, either factor transposed first if wanted; those of MatMul are matrices. A weight is taken
     as it lies: a transposed one is copied while a model loads."""
@@ -53,7 +47,7 @@ def matmul(
         x, y = ranked(x, 2), ranked(y, 2)
         if transpose_b and y.constant is not None and is_float(x.dtype) and is_float(y.dtype):
             first, second = (b.computable(item) for item in b.promoted(x, y))
-            return b.op("Gemm", [first, second], {"transA": int(bool(transpose_a)) or None, "transB": 1})
+            return b.op("Gemm", [first, second], {"transA": int(transpose_a) or None, "transB": 1})
     first = swapped(b, x) if transpose_a else x
     second = swapped(b, y) if transpose_b else y
     return product(b, first, second)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Union
+from typing import TypeAlias, Union
 
 import numpy as np
 
 from sharding.common.arrays import DType
 from sharding.importers.mindir.builder import GraphBuilder
 from sharding.importers.mindir.primitives import base
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value
+from sharding.importers.mindir.primitives.base import Node, Operand, Primitive, RefusedError, Value
 
 FLOAT32 = np.dtype(np.float32)
 INT32 = np.dtype(np.int32)
@@ -39,6 +39,11 @@ def known_rank(x: Value) -> int:
     return len(x.shape)
 
 
+Number: TypeAlias = float
+"""As it is given: a whole number stays one."""
+Ints: TypeAlias = tuple[int, ...]
+Axis: TypeAlias = int
+"""Of the first operand, counted from the front."""
 Axes = Union[Sequence[int], Value, None]  # noqa: UP007 - Value has no `|` while types are checked
 """Axes of a reduction: numbers, what only a run tells, or None for all of them, of an unknown number."""
 
@@ -97,6 +102,33 @@ def flattened(operand: Operand) -> Operand:
 
 class Builder(GraphBuilder):
     """What primitives are given: the graph under construction, and the pieces that their families share."""
+
+    def typed(
+        self, known: Primitive, positional: Sequence[object], settings: Mapping[str, object]
+    ) -> tuple[list[object], dict[str, object]]:
+        """Operands and settings, as Python's own where the primitive's annotations say so."""
+        names = list(known.typed) if known.operands is not None else []
+        first = positional[0] if positional else None
+
+        def own(name: str, operand: object) -> object:
+            kind = known.typed.get(name, "")
+            if operand is None and kind.endswith(" | None"):
+                return None
+            convert = self._CONVERT.get(kind.removesuffix(" | None"))
+            return operand if convert is None else convert(self, operand, name, first)
+
+        found = [own(*pair) for pair in zip(names, positional, strict=False)]
+        return [*found, *positional[len(found) :]], {name: own(name, item) for name, item in settings.items()}
+
+    _CONVERT: Mapping[str, Callable[..., object]] = {
+        "int": lambda b, operand, what, _: b.integer(operand, what),
+        "Axis": lambda b, operand, what, x: b.axis(b.integer(operand, what), x),
+        "Ints": lambda b, operand, what, _: b.integers(operand, what),
+        "float": lambda b, operand, what, _: float(b.number(operand, what)),
+        "Number": lambda b, operand, what, _: b.number(operand, what),
+        "bool": lambda b, operand, what, _: bool(operand),
+    }
+    """By annotation: from (builder, operand, its name, the first operand)."""
 
     @staticmethod
     def element_type(setting: Operand, default: DType) -> DType:

@@ -7,12 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive, table
-from sharding.importers.mindir.primitives.operands import (
-    Builder,
-    flattened,
-    known_rank,
-    ranked,
-)
+from sharding.importers.mindir.primitives.operands import Builder, Ints, Number, flattened, known_rank, ranked
 from sharding.importers.mindir.primitives.running import flipped
 
 # Padding
@@ -70,7 +65,7 @@ def pad_v3(
     value: Operand = None,
     *,
     mode: Operand = "constant",
-    paddings_contiguous: Operand = True,
+    paddings_contiguous: bool = True,
 ) -> Value:
     """A constant, the nearest edge, a reflection, or the other end; the list begins with the last axis."""
     kind = b.text(mode, "mode", ("constant", "reflect", "edge", "circular"))
@@ -140,16 +135,15 @@ def mirror_pad(b: Builder, x: Value, paddings: Operand, *, mode: Operand = "REFL
 
 
 @primitive("ConstantPadND")
-def constant_pad(b: Builder, x: Value, *, padding: Operand = (), value: Operand = 0.0) -> Value:
+def constant_pad(b: Builder, x: Value, *, padding: Ints = (), value: Number = 0.0) -> Value:
     """One number around; the list begins with the last axis."""
-    amount = b.number(value, "value")
-    return padded(b, x, pairs_from_last(x, b.integers(padding, "padding")), "constant", amount)
+    return padded(b, x, pairs_from_last(x, padding), "constant", value)
 
 
 @table({
     tuple(f"{kind}Pad{count}D" for count in (1, 2, 3)): mode
     for kind, mode in (("Reflection", "reflect"), ("Replication", "edge"))
 })  # fmt: skip
-def mirrored(mode: str, b: Builder, x: Value, *, padding: Operand = ()) -> Value:
+def mirrored(mode: str, b: Builder, x: Value, *, padding: Ints = ()) -> Value:
     """A reflection without the edge, or the nearest edge; the list begins with the last axis."""
-    return padded(b, x, pairs_from_last(x, b.integers(padding, "padding")), mode)
+    return padded(b, x, pairs_from_last(x, padding), mode)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,11 +11,7 @@ from sharding.common.arrays import DType
 from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive, table
 from sharding.importers.mindir.primitives.conv import PAD_MODES, last, paired, same_padding, spatial_lengths
 from sharding.importers.mindir.primitives.matmul import channels_last
-from sharding.importers.mindir.primitives.operands import (
-    INT32,
-    INT64,
-    Builder,
-)
+from sharding.importers.mindir.primitives.operands import INT32, INT64, Builder, Ints, Number
 from sharding.importers.mindir.primitives.windows import completed, last_windows
 
 _PAD_MODES = (*PAD_MODES, "calculated")
@@ -129,64 +125,34 @@ def pooled(b: Builder, op_type: str, x: Value, windows: Windows) -> Value:
     return b.squeeze(found, [0]) if lone else found
 
 
-@primitive("MaxPool3D", rank=5)
-def max_pool3d(
+@table({"MaxPool3D": "MaxPool", "AvgPool3D": "AveragePool"}, rank=5)
+def pool3d(
+    op_type: str,
     b: Builder,
     x: Value,
     *,
-    kernel_size: Operand = 1,
-    strides: Operand = 1,
+    kernel_size: Ints = (1,),
+    strides: Ints = (1,),
     pad_mode: Operand = "valid",
     pad_list: Operand = 0,
-    ceil_mode: Operand = None,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Number | None = None,
 ) -> Value:
-    """The largest of each window of three axes."""
-    kernel = last(b.integers(kernel_size, "kernel_size"), 3, "kernel_size")
-    steps = last(b.integers(strides, "strides"), 3, "strides")
-    pads = _pads_of_volume(b, pad_mode, pad_list)
-    return _in_volume(b, "MaxPool", x, Windows(kernel, steps, pads or (), bool(ceil_mode)), pads is None)
-
-
-def _pads_of_volume(b: Builder, pad_mode: Operand, pad_list: Operand) -> list[int] | None:
-    """None: as many as keep the number of windows."""
-    mode = b.text(pad_mode, "pad_mode", _PAD_MODES)
-    if mode == "same":
-        return None
-    return paired(b.integers(pad_list, "pad_list"), 3, "pad_list") if mode != "valid" else [0] * 6
-
-
-def _in_volume(b: Builder, op_type: str, x: Value, windows: Windows, same: bool) -> Value:
-    if not same:
-        return pooled(b, op_type, x, windows)
-    wide, padding = _same(b, b.computable(x), list(windows.kernel), list(windows.strides))
-    return b.op(op_type, [wide], {**windows.attributes, **padding})
-
-
-@primitive("AvgPool3D", rank=5)
-def avg_pool3d(
-    b: Builder,
-    x: Value,
-    *,
-    kernel_size: Operand = 1,
-    strides: Operand = 1,
-    pad_mode: Operand = "valid",
-    pad_list: Operand = 0,
-    ceil_mode: Operand = False,
-    count_include_pad: Operand = True,
-    divisor_override: Operand = 0,
-) -> Value:
-    """The mean of each window of three axes."""
-    kernel = last(b.integers(kernel_size, "kernel_size"), 3, "kernel_size")
-    steps = last(b.integers(strides, "strides"), 3, "strides")
-    divisor = b.number(divisor_override, "divisor_override") if divisor_override is not None else 0
-    counted = bool(count_include_pad) or bool(divisor)
-    pads = _pads_of_volume(b, pad_mode, pad_list)
-    windows = Windows(kernel, steps, pads or (), bool(ceil_mode), counted)
-    if divisor and ceil_mode and pads is not None:
-        x = completed(b, b.floating(x), kernel, steps, pads)
-        windows = replace(windows, pads=[0] * 6, ceil=False)
-    found = _in_volume(b, "AveragePool", x, windows, pads is None)
-    return _divided(b, found, kernel, divisor)
+    """The largest of each window of three axes, or its mean."""
+    kernel, steps = last(kernel_size, 3, "kernel_size"), last(strides, 3, "strides")
+    divisor, mode = divisor_override or 0, b.text(pad_mode, "pad_mode", _PAD_MODES)
+    counted = None if op_type == "MaxPool" else count_include_pad or bool(divisor)
+    if mode == "same":  # as much as keeps the number of windows
+        wide, padding = _same(b, b.computable(x), kernel, steps)
+        found = b.op(op_type, [wide], {**Windows(kernel, steps, counted=counted).attributes, **padding})
+        return _divided(b, found, kernel, divisor)
+    pads = paired(b.integers(pad_list, "pad_list"), 3, "pad_list") if mode != "valid" else [0] * 6
+    if divisor and ceil_mode:
+        x, pads, ceil_mode = completed(b, b.floating(x), kernel, steps, pads), [0] * 6, False
+    return _divided(
+        b, pooled(b, op_type, x, Windows(kernel, steps, pads, ceil_mode, counted)), kernel, divisor
+    )
 
 
 def _divided(b: Builder, x: Value, kernel: Sequence[int], divisor: float) -> Value:
@@ -200,24 +166,23 @@ def avg_pool_ext(
     node: Node,
     x: Value,
     *,
-    kernel_size: Operand = 1,
+    kernel_size: Ints = (1,),
     stride: Operand = None,
-    padding: Operand = 0,
-    ceil_mode: Operand = False,
-    count_include_pad: Operand = True,
-    divisor_override: Operand = None,
+    padding: Ints = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Number | None = None,
 ) -> Value:
     """The mean of each window, the same padding at both ends."""
     count = {"AvgPool1D": 1, "AvgPool2D": 2}.get(node.op_type, 3)
-    kernel = last(b.integers(kernel_size, "kernel_size"), count, "kernel_size")
+    kernel = last(kernel_size, count, "kernel_size")
     steps = kernel if stride in (None, ()) else last(b.integers(stride, "stride"), count, "stride")
-    around = last(b.integers(padding, "padding"), count, "padding") * 2
-    divisor = 0 if divisor_override is None else b.number(divisor_override, "divisor_override")
-    counted = bool(count_include_pad) or bool(divisor)
-    wide, ceil = b.floating(x), bool(ceil_mode)
-    if divisor and ceil:
-        wide, around, ceil = completed(b, wide, kernel, steps, around), [0] * (2 * count), False
-    found = pooled(b, "AveragePool", wide, Windows(kernel, steps, around, ceil, counted))
+    around = last(padding, count, "padding") * 2
+    divisor, wide = divisor_override or 0, b.floating(x)
+    counted = count_include_pad or bool(divisor)
+    if divisor and ceil_mode:
+        wide, around, ceil_mode = completed(b, wide, kernel, steps, around), [0] * (2 * count), False
+    found = pooled(b, "AveragePool", wide, Windows(kernel, steps, around, ceil_mode, counted))
     return _divided(b, found, kernel, divisor)
 
 
@@ -233,9 +198,9 @@ def max_pool_places(
     *,
     kernel_size: Operand = None,
     strides: Operand = None,
-    pads: Operand = 0,
-    dilation: Operand = 1,
-    ceil_mode: Operand = False,
+    pads: Ints = (0,),
+    dilation: Ints = (1,),
+    ceil_mode: bool = False,
     argmax_type: Operand = None,
 ) -> Operand:
     """The largest of each window, and its place among all of its channel.
@@ -246,18 +211,18 @@ def max_pool_places(
     setting = node.attributes.get("ksize", 1) if kernel_size is None else kernel_size
     kernel = last(b.integers(setting, "kernel_size"), count, "kernel_size")
     steps = kernel if strides in (None, ()) else last(b.integers(strides, "strides"), count, "strides")
-    around = last(b.integers(pads, "pads"), count, "pads") * 2
-    gaps = last(b.integers(dilation, "dilation"), count, "dilation")
+    around = last(pads, count, "pads") * 2
+    gaps = last(dilation, count, "dilation")
     if node.op_type == "MaxPoolWithMask":
-        windows = Windows(kernel, steps, around, bool(ceil_mode), dilations=gaps)
+        windows = Windows(kernel, steps, around, ceil_mode, dilations=gaps)
         return (pooled(b, "MaxPool", x, windows),)
     lone = x.rank == count + 1
     wide = b.unsqueeze(b.computable(x), [0]) if lone else b.computable(x)
-    ceil = bool(ceil_mode)
-    if ceil:
-        wide, around, ceil = last_windows(b, wide, kernel, steps, around, gaps, True)
+    if ceil_mode:
+        wide, around, ceil_mode = last_windows(b, wide, kernel, steps, around, gaps, True)
     attributes = {
-        "kernel_shape": kernel, "strides": steps, "pads": around, "dilations": gaps, "ceil_mode": int(ceil),
+        "kernel_shape": kernel, "strides": steps, "pads": around, "dilations": gaps,
+        "ceil_mode": int(ceil_mode),
     }  # fmt: skip
     values, places = b.ops("MaxPool", [wide], attributes, outputs=2)
     # ONNX counts over all channels of all batch entries.

@@ -5,11 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
-from sharding.importers.mindir.primitives.operands import (
-    FLOAT32,
-    INT64,
-    Builder,
-)
+from sharding.importers.mindir.primitives.operands import FLOAT32, INT64, Builder
 
 
 def _seed(node: Node) -> float | None:

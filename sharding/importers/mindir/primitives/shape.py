@@ -5,11 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import (
-    Builder,
-    joined_length,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import Axis, Builder, Ints, joined_length, known_rank
 from sharding.importers.mindir.primitives.running import flipped
 
 
@@ -133,11 +129,11 @@ def flatten(b: Builder, x: Value) -> Value:
 
 
 @primitive("FlattenExt")
-def flatten_ext(b: Builder, x: Value, *, start_dim: Operand = 0, end_dim: Operand = -1) -> Value:
+def flatten_ext(b: Builder, x: Value, *, start_dim: Axis = 0, end_dim: Axis = -1) -> Value:
     """Neighbouring axes as one."""
     if not known_rank(x):
         return b.reshape(x, (1,))
-    first, last = b.axis(b.integer(start_dim, "start_dim"), x), b.axis(b.integer(end_dim, "end_dim"), x)
+    first, last = start_dim, end_dim
     if first == last:
         return x
     shape = b.lengths(x)
@@ -146,9 +142,9 @@ def flatten_ext(b: Builder, x: Value, *, start_dim: Operand = 0, end_dim: Operan
 
 
 @primitive("ReverseV2")
-def reverse(b: Builder, x: Value, *, axis: Operand = ()) -> Value:
+def reverse(b: Builder, x: Value, *, axis: Ints = ()) -> Value:
     """Axes in reverse."""
-    axes = [b.axis(item, x) for item in b.integers(axis, "axis")]
+    axes = [b.axis(item, x) for item in axis]
     return flipped(b, x, axes) if axes else x
 
 

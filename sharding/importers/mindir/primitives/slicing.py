@@ -6,7 +6,7 @@ import numpy as np
 
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.indexing import END, REST
-from sharding.importers.mindir.primitives.operands import INT64, Builder, known_rank
+from sharding.importers.mindir.primitives.operands import INT64, Axis, Builder, known_rank
 
 # Slices
 
@@ -129,10 +129,9 @@ def slice_(b: Builder, x: Value, begin: Operand, size: Operand) -> Value:
 
 
 @primitive("SliceExt", "SliceExtView")
-def slice_ext(b: Builder, x: Value, dim: Operand, start: Operand, end: Operand, step: Operand = 1) -> Value:
+def slice_ext(b: Builder, x: Value, dim: Axis, start: Operand, end: Operand, step: int = 1) -> Value:
     """A slice along one axis."""
-    axis = b.axis(b.integer(dim, "dim"), x)
-    return _sliced(b, x, [(axis, _one(b, start), _one(b, end), b.integer(step, "step"))])
+    return _sliced(b, x, [(dim, _one(b, start), _one(b, end), step)])
 
 
 def _one(b: Builder, operand: Operand) -> Operand:
@@ -141,9 +140,9 @@ def _one(b: Builder, operand: Operand) -> Operand:
 
 
 @primitive("Narrow", "NarrowView")
-def narrow(b: Builder, x: Value, dim: Operand, start: Operand, length: Operand) -> Value:
+def narrow(b: Builder, x: Value, dim: Axis, start: Operand, length: Operand) -> Value:
     """This many places along one axis."""
-    axis, low, count = b.axis(b.integer(dim, "dim"), x), _one(b, start), _one(b, length)
+    axis, low, count = dim, _one(b, start), _one(b, length)
     if isinstance(low, int) and isinstance(count, int):
         high: Operand = low + count if low >= 0 or low + count < 0 else END
     else:
@@ -152,8 +151,8 @@ def narrow(b: Builder, x: Value, dim: Operand, start: Operand, length: Operand) 
 
 
 @primitive("SelectExtView", "SelectExt")
-def select_place(b: Builder, x: Value, dim: Operand, index: Operand) -> Value:
+def select_place(b: Builder, x: Value, dim: Axis, index: Operand) -> Value:
     """One place along an axis, which goes."""
     place = _one(b, index)
     where = b.const(place, np.int64) if isinstance(place, int) else b.value(place)
-    return b.op("Gather", [x, where], {"axis": b.axis(b.integer(dim, "dim"), x)})
+    return b.op("Gather", [x, where], {"axis": dim})
