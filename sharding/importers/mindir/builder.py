@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -59,12 +59,10 @@ class GraphBuilder:
         op_type: str,
         inputs: Sequence[Operand],
         attributes: Mapping[str, object] | None = None,
-        *,
-        domain: str = "",
-        types: Sequence[TensorType] | None = None,
+        **more: Any,
     ) -> Value:
         """Adds a node with one result, and returns that; see `ops`."""
-        return self.ops(op_type, inputs, attributes, outputs=1, domain=domain, types=types)[0]
+        return self.ops(op_type, inputs, attributes, outputs=1, **more)[0]
 
     def ops(
         self,
@@ -351,9 +349,9 @@ class GraphBuilder:
     # Bodies
 
     @contextmanager
-    def body(self) -> Iterator[list[NodeProto]]:
-        """Collects the nodes that are added inside; they may read what was added before."""
-        outer, self.nodes = self.nodes, []
+    def body(self, nodes: list[NodeProto] | None = None) -> Iterator[list[NodeProto]]:
+        """Collects the nodes that are added inside, behind these; they may read what was added before."""
+        outer, self.nodes = self.nodes, [] if nodes is None else nodes
         try:
             yield self.nodes
         finally:

@@ -161,9 +161,7 @@ class Primitive:
 PRIMITIVES: dict[str, Primitive] = {}
 
 
-def primitive(
-    *names: str, settings: str = "", declared: bool = True, rank: int | None = None, of_complex: bool = False
-) -> Callable[[_Function], _Function]:
+def primitive(*names: str, settings: str = "", **flags: Any) -> Callable[[_Function], _Function]:
     """Registers a function for primitives of these names; see this module's text. ``settings``: their names
     in order, where these are not the function's (``axis=dim keep_dims``: the first is its ``dim``);
     ``declared``: whether the types hold that MindSpore writes for the results; ``rank``: the axes of the
@@ -171,26 +169,20 @@ def primitive(
     complex numbers."""
 
     def register(function: _Function) -> _Function:
-        _register(names, function, function.__module__, settings, (declared, rank, of_complex))
+        _register(names, function, function.__module__, settings, flags)
         return function
 
     return register
 
 
 def table(
-    rows: Mapping[_Names, _Row],
-    *,
-    settings: str = "",
-    declared: bool = True,
-    rank: int | None = None,
-    of_complex: bool = False,
+    rows: Mapping[_Names, _Row], *, settings: str = "", **flags: Any
 ) -> Callable[[_Function], _Function]:
     """Registers one function for the primitives of each row, with what the row holds as first argument."""
 
     def register(function: _Function) -> _Function:
         for names, row in rows.items():
             every = (names,) if isinstance(names, str) else names
-            flags = (declared, rank, of_complex)
             _register(every, partial(function, row), function.__module__, settings, flags)
         return function
 
@@ -207,7 +199,7 @@ def _register(
     function: Callable[..., Operand],
     module: str,
     settings: str,
-    flags: tuple[bool, int | None, bool],
+    flags: Mapping[str, Any],
 ) -> None:
     parameters = list(inspect.signature(function).parameters.values())[1:]
     takes_node = bool(parameters) and parameters[0].name == "node"
@@ -228,7 +220,7 @@ def _register(
             tuple(outer for outer, _ in pairs),
             dict(pairs),
             {item.name: str(item.annotation) for item in parameters[takes_node:]},
-            *flags,
+            **flags,
         )
 
 

@@ -17,7 +17,7 @@ def space_to_depth(b: Builder, x: Value, *, block_size: int = 1) -> Value:
     lines, columns = height // block_size, width // block_size
     cut = b.reshape(x, (b.dim(x, 0), channels, lines, block_size, columns, block_size))
     turned = b.transpose(cut, [0, 3, 5, 1, 2, 4])
-    return b.reshape(turned, (b.dim(x, 0), channels * block_size * block_size, lines, columns))
+    return b.reshape(turned, (b.dim(x, 0), channels * block_size**2, lines, columns))
 
 
 @primitive("DepthToSpace")
@@ -26,13 +26,10 @@ def depth_to_space(b: Builder, x: Value, *, block_size: int = 1) -> Value:
     if is_float(x.dtype) or block_size < 1 or x.shape is None or len(x.shape) != 4 or None in x.shape[1:]:
         return b.op("DepthToSpace", [x], {"blocksize": block_size, "mode": "DCR"})
     channels, height, width = (length or 0 for length in x.shape[1:])  # there is no kernel for integers
-    cut = b.reshape(
-        x, (b.dim(x, 0), block_size, block_size, channels // (block_size * block_size), height, width)
-    )
+    batch, left = b.dim(x, 0), channels // block_size**2
+    cut = b.reshape(x, (batch, block_size, block_size, left, height, width))
     turned = b.transpose(cut, [0, 3, 4, 1, 5, 2])
-    return b.reshape(
-        turned, (b.dim(x, 0), channels // (block_size * block_size), height * block_size, width * block_size)
-    )
+    return b.reshape(turned, (batch, left, height * block_size, width * block_size))
 
 
 @primitive("PixelShuffle")

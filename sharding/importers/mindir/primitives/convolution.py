@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -134,24 +134,16 @@ def im2col(
     around: dict[str, object] | None = None
     if mode != "same":
         around = {"pads": paired(pads, 2, "pads")} if mode != "valid" else {}
-    found, channels, places = _columns(b, x, ksizes, strides, dilations, around)
+    found, channels, places = _columns(b, x, ksizes, _Steps(strides, dilations, 1, around))
     return b.reshape(found, (b.dim(x, 0), channels, places, -1))
 
 
-def _columns(
-    b: Builder,
-    x: Value,
-    ksizes: Operand,
-    strides: Operand,
-    dilations: Operand,
-    around: dict[str, object] | None,
-) -> tuple[Value, int, int]:
+def _columns(b: Builder, x: Value, ksizes: Operand, steps: _Steps) -> tuple[Value, int, int]:
     """(the places of each channel's windows as channels, the number of channels, that of places)"""
     kernel, channels, places = _windows(b, x, ksizes)
     weight = np.tile(np.eye(places).reshape(places, 1, *kernel), (channels, 1, 1, 1))
     w = b.const(weight.astype(x.dtype))
-    found = _ext(b, x, w, None, _Steps(strides, dilations, channels, around))
-    return found, channels, places
+    return _ext(b, x, w, None, replace(steps, groups=channels)), channels, places
 
 
 @primitive("Im2ColExt")
@@ -169,7 +161,7 @@ def im2col_ext(
     channels = b.dim(x, 1)
     # Channels of which it is not known how many there are become entries of the batch.
     apart = x if isinstance(channels, int) else b.reshape(x, (-1, 1, b.dim(x, 2), b.dim(x, 3)))
-    found, own, places = _columns(b, apart, kernel_size, stride, dilation, {"pads": pads})
+    found, own, places = _columns(b, apart, kernel_size, _Steps(stride, dilation, 1, {"pads": pads}))
     rows = own * places if isinstance(channels, int) else b.op("Mul", [channels, places])
     windows = b.op("Mul", [b.value(b.dim(found, axis)) for axis in (2, 3)])
     return b.reshape(found, (b.dim(x, 0), rows, windows))

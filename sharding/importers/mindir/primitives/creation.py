@@ -45,23 +45,11 @@ def empty_like(b: Builder, node: Node, like: Value, *rest: Operand) -> Value:
     return b.filled(shape, 0, b.result_type(node, like.dtype))
 
 
-@primitive("Range", "RangeV2")
-def range_(
-    b: Builder, node: Node, start: Operand, end: Operand, step: Operand, *, maxlen: Operand = None
-) -> Value:
-    """From start by step until before end."""
-    return _range(b, node, start, end, step, None)
-
-
 @primitive("Arange")
 def arange(
     b: Builder, node: Node, start: Operand, end: Operand, step: Operand = 1, dtype: Operand = None
 ) -> Value:
     """From start by step until before end."""
-    return _range(b, node, start, end, step, dtype)
-
-
-def _range(b: Builder, node: Node, start: Operand, end: Operand, step: Operand, dtype: Operand) -> Value:
     flat = []
     for item in b.promoted(start, end, step):
         wide = b.computable(item)
@@ -70,15 +58,18 @@ def _range(b: Builder, node: Node, start: Operand, end: Operand, step: Operand, 
     return b.cast(b.op("Range", flat), wanted)
 
 
+primitive("Range", "RangeV2")(
+    lambda b, node, start, end, step, *, maxlen=None: arange(b, node, start, end, step, None)
+)
+
+
 @primitive("LinSpace", "LinSpaceExt")
 def lin_space(
     b: Builder, node: Node, start: Operand, stop: Operand, num: Operand, dtype: Operand = None
 ) -> Value:
     """This many numbers at equal distances, both ends included."""
     known = b.known_ints(num)
-    first, last = (b.cast(b.value(item, None if isinstance(item, Value) else FLOAT32), FLOAT32)
-                   for item in (start, stop))  # fmt: skip
-    first, last = (item if not item.rank else b.reshape(item, ()) for item in (first, last))
+    first, last = b.single(start, FLOAT32), b.single(stop, FLOAT32)
     if known is None and isinstance(num, Value):
         count = b.reshape(b.ints(num), ())
         line = b.op("Range", [b.const(0, np.int64), count, b.const(1, np.int64)])
@@ -132,13 +123,9 @@ def triangle(upper: int, b: Builder, x: Value, *, diagonal: int = 0) -> Value:
 @primitive("MatrixBandPart")
 def matrix_band_part(b: Builder, x: Value, lower: int, upper: int) -> Value:
     """This many diagonals below and above the main one; negative numbers are all of them."""
-    below, above = lower, upper
-    found = x
-    if above >= 0:
-        found = triangle(0, b, found, diagonal=above)
-    if below >= 0:
-        found = triangle(1, b, found, diagonal=-below)
-    return found
+    if upper >= 0:
+        x = triangle(0, b, x, diagonal=upper)
+    return triangle(1, b, x, diagonal=-lower) if lower >= 0 else x
 
 
 @primitive("Diag")
@@ -262,10 +249,5 @@ def one_hot(
         else:
             line = b.behind(spread, line, axis)
     hit = b.op("Equal", [spread, line])
-    on, off = (_number_tensor(b, item, wanted) for item in (on_value, off_value))
+    on, off = (b.single(item, wanted) for item in (on_value, off_value))
     return b.op("Where", [hit, on, off])
-
-
-def _number_tensor(b: Builder, operand: Operand, dtype: np.dtype[np.generic]) -> Value:
-    found = b.cast(b.value(operand, None if isinstance(operand, Value) else dtype), dtype)
-    return found if not found.rank else b.op("Reshape", [found, b.const([], np.int64)])

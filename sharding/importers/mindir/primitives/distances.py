@@ -16,13 +16,12 @@ _ANY_AXIS = -65530
 def cross(b: Builder, x: Value, y: Value, *, dim: int = _ANY_AXIS) -> Value:
     """The vector product along an axis of length 3."""
     first, second = (b.computable(item) for item in b.promoted(x, y))
-    place = dim
-    if place == _ANY_AXIS:
+    if dim == _ANY_AXIS:
         lengths = first.shape or ()
         if 3 not in lengths:
             raise RefusedError("no axis is known to have the length 3")
-        place = lengths.index(3)
-    place = b.axis(place, first)
+        dim = lengths.index(3)
+    place = b.axis(dim, first)
 
     def turned(item: Value, by: int) -> Value:
         order = b.const(np.roll(np.arange(3), -by))

@@ -209,6 +209,5 @@ def fft_shift(b: Builder, node: Node, x: Value, *, dim: Ints | None = None) -> V
 @primitive("FFTFreq", "RFFTFreq")
 def fft_frequencies(b: Builder, node: Node, *, n: int = 1, d: float = 1.0, dtype: Operand = None) -> Value:
     """The frequencies of a transform of a length, for samples at a distance."""
-    count, distance = n, d
     made_by = np.fft.fftfreq if node.op_type == "FFTFreq" else np.fft.rfftfreq
-    return b.const(made_by(count, distance).astype(b.element_type(dtype, b.result_type(node, FLOAT32))))
+    return b.const(made_by(n, d).astype(b.element_type(dtype, b.result_type(node, FLOAT32))))

@@ -27,9 +27,7 @@ def _gather(b: Builder, x: Value, indices: Operand, axis: int) -> Value:
 def gather(b: Builder, x: Value, indices: Operand, axis: Axis = 0, *, batch_dims: int = 0) -> Value:
     """Places along an axis, the same for all or, with batch axes, for each batch entry its own."""
     places = indices_of(b, indices)
-    batch = batch_dims
-    if batch < 0:
-        batch += known_rank(places)
+    batch = batch_dims if batch_dims >= 0 else batch_dims + known_rank(places)
     if not batch:
         return b.op("Gather", [x, places], {"axis": axis})
     if not batch <= axis:

@@ -15,8 +15,10 @@ CHANNELS_LAST = frozenset({"nhwc", "ndhwc", "nwc"})
 _PLAIN = ("nchw", "ncdhw", "ncw", *sorted(CHANNELS_LAST))
 
 
-def channels_last(setting: Operand) -> bool:
-    """Whether the data layout has the channels last."""
+def channels_last(node: Node, setting: Operand = "NCHW") -> bool:
+    """Whether the data layout has the channels last: that of a setting, or else the node's."""
+    if setting == "NCHW":
+        setting = node.attributes.get("format", setting)
     found = Builder.text(setting, "data_format", FORMATS)
     if found not in _PLAIN:
         raise RefusedError(f"data_format must be one of {', '.join(_PLAIN)}, found {found}")
@@ -102,8 +104,7 @@ def dense(b: Builder, node: Node, x: Value, weight: Value, bias: Operand = None)
 @primitive("BiasAdd")
 def bias_add(b: Builder, node: Node, x: Value, bias: Value, *, data_format: Operand = "NCHW") -> Value:
     """A vector added along the axis of the channels: 1, or the last one for NHWC."""
-    setting = node.attributes.get("format", data_format) if data_format == "NCHW" else data_format
-    if (x.rank is None or x.rank > 2) and not channels_last(setting):
+    if (x.rank is None or x.rank > 2) and not channels_last(node, data_format):
         bias = b.behind(x, bias, 1)
     return binary(b, node, "Add", x, bias)
 

@@ -54,8 +54,8 @@ def batch_norm(
     data_format: Operand = "NCHW",
 ) -> Operand:
     """By the given moments, or in training by those of the batch. Of the five results the first matters."""
-    layout = node.attributes.get("format", data_format) if data_format == "NCHW" else data_format
-    return _batch(b, x, (scale, bias, mean, variance), is_training, epsilon, channels_last(layout))
+    flip = channels_last(node, data_format)
+    return _batch(b, x, (scale, bias, mean, variance), is_training, epsilon, flip)
 
 
 @primitive("BatchNormExt")
@@ -79,8 +79,8 @@ def batch_norm_ext(
 
 def _layer(
     b: Builder, x: Value, first_axis: int, scale: Operand, bias: Operand, epsilon: float
-) -> tuple[Value, list[int], Value]:
-    """(result, axes, the operand in floating point)"""
+) -> tuple[Value, Value, Value]:
+    """(result, mean, variance)"""
     wide = b.floating(x)
     if wide.rank is not None:
         axes = list(range(b.axis(first_axis, wide), wide.rank))
@@ -102,17 +102,13 @@ def _layer(
         found = b.op("LayerNormalization", operands, {"axis": axes[0], "epsilon": epsilon})
     else:  # weights of other axes than those that are normalized
         variance, mean = moments(b, wide, axes, 0, True)
-        found = _normal(b, wide, mean, variance, epsilon)
-        found = b.op("Mul", [found, operands[1]])
+        root = b.op("Sqrt", [b.op("Add", [variance, b.scalar(epsilon, variance)])])
+        found = b.op("Mul", [b.op("Div", [b.op("Sub", [wide, mean]), root]), operands[1]])
         late_bias = isinstance(bias, Value)
     if late_bias and isinstance(bias, Value):
         found = b.op("Add", [found, b.cast(bias, wide.dtype)])
-    return found, axes, wide
-
-
-def _normal(b: Builder, x: Value, mean: Value, variance: Value, epsilon: float) -> Value:
-    root = b.op("Sqrt", [b.op("Add", [variance, b.scalar(epsilon, variance)])])
-    return b.op("Div", [b.op("Sub", [x, mean]), root])
+    variance, mean = moments(b, wide, axes, 0, True)
+    return found, mean, variance
 
 
 def _inverse_root(b: Builder, variance: Value, epsilon: float) -> Value:
@@ -133,8 +129,7 @@ def layer_norm(
 ) -> Operand:
     """Over the axes from one on; the weights have the shape from another on. Gives also the mean and, for
     LayerNorm, the variance, for LayerNormV3 one over its root."""
-    found, axes, wide = _layer(b, x, begin_norm_axis, scale, bias, epsilon)
-    variance, mean = moments(b, wide, axes, 0, True)
+    found, mean, variance = _layer(b, x, begin_norm_axis, scale, bias, epsilon)
     return found, mean, variance if node.op_type == "LayerNorm" else _inverse_root(b, variance, epsilon)
 
 
@@ -151,8 +146,7 @@ def layer_norm_ext(
     """Over as many last axes as the given shape has. Gives also the mean and one over the deviation."""
     given = normalized_shape
     count = len(given if isinstance(given, tuple) else b.integers(given, "normalized_shape"))
-    found, axes, wide = _layer(b, x, -count, weight, bias, eps)
-    variance, mean = moments(b, wide, axes, 0, True)
+    found, mean, variance = _layer(b, x, -count, weight, bias, eps)
     return found, mean, _inverse_root(b, variance, eps)
 
 
@@ -170,8 +164,7 @@ def add_layer_norm(
 ) -> Operand:
     """Of a sum, over the last axis. Gives also the mean, one over the deviation, and the sum."""
     total = binary(b, node, "Add", x, y)
-    found, axes, wide = _layer(b, total, -1, gamma, beta, epsilon)
-    variance, mean = moments(b, wide, axes, 0, True)
+    found, mean, variance = _layer(b, total, -1, gamma, beta, epsilon)
     return found, mean, _inverse_root(b, variance, epsilon), total
 
 

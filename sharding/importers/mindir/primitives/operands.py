@@ -154,15 +154,12 @@ class Builder(GraphBuilder):
     @staticmethod
     def text(setting: Operand, what: str, numbered: Sequence[str]) -> str:
         """An enumeration: its name (version 1, in any case) or its place among ``numbered`` (version 3)."""
-        if isinstance(setting, str):
-            found = setting.lower()
-        elif isinstance(setting, int) and 0 <= setting < len(numbered):
+        found = setting.lower() if isinstance(setting, str) else None
+        if isinstance(setting, int) and 0 <= setting < len(numbered):
             found = numbered[setting]
-        else:
-            raise RefusedError(f"{what} must be one of {', '.join(numbered)}, found {shown(setting)}")
         if found not in numbered:
             raise RefusedError(f"{what} must be one of {', '.join(numbered)}, found {shown(setting)}")
-        return found
+        return str(found)
 
     def integer(self, operand: Operand, what: str) -> int:
         """One integer that is known while converting."""
@@ -237,6 +234,11 @@ class Builder(GraphBuilder):
     def scalar(self, amount: float | int | bool, like: Value) -> Value:
         """A number in another value's element type."""
         return self.const(np.asarray(amount).astype(like.dtype))
+
+    def single(self, operand: Operand, dtype: DType) -> Value:
+        """A number, or the one element of a tensor, as a tensor without axes."""
+        found = self.cast(self.value(operand, None if isinstance(operand, Value) else dtype), dtype)
+        return self.op("Reshape", [found, self.const([], np.int64)]) if found.rank != 0 else found
 
     def full_like(self, x: Value, amount: Value | float, dtype: DType | None = None) -> Value:
         """A tensor of one value in the shape of another."""

@@ -175,8 +175,7 @@ def reverse_sequence(
     b: Builder, x: Value, lengths: Value, *, seq_dim: Axis = 0, batch_dim: Axis = 0
 ) -> Value:
     """The first places along one axis reversed, for each place of another a number of its own."""
-    time, batch = seq_dim, batch_dim
-    order = [time, batch, *[axis for axis in range(known_rank(x)) if axis not in {time, batch}]]
+    order = [seq_dim, batch_dim, *[axis for axis in range(known_rank(x)) if axis not in {seq_dim, batch_dim}]]
     front = b.transpose(x, order)
     # None reversed is one reversed: ONNX Runtime before 1.31 leaves such places as they were in memory.
     some = b.op("Max", [b.cast(lengths, INT64), b.const(1, np.int64)])

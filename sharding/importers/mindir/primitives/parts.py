@@ -84,13 +84,8 @@ def _pieces(length: int, size: int) -> list[int]:
     return [min(size, length - start) for start in range(0, max(length, 1), size)]
 
 
-@primitive("SplitWithSize", "SplitWithSizeView")
-def split_with_size(b: Builder, x: Value, *, split_size: Ints = (), dim: Axis = 0) -> Operand:
-    """Parts of these lengths along an axis."""
-    return split_sizes(b, x, dim, split_size)
-
-
 @primitive("SplitV")
+@primitive("SplitWithSize", "SplitWithSizeView", settings="split_size=size_splits dim=split_dim")
 def split_v(
     b: Builder, x: Value, *, size_splits: Ints = (), split_dim: Axis = 0, num_split: Operand = None
 ) -> Operand:
@@ -107,7 +102,7 @@ def split_v(
 @primitive("Chunk", "ChunkView")
 def chunk(b: Builder, x: Value, *, chunks: int = 1, dim: Axis = 0) -> Operand:
     """At most this many parts of one length; the last one may be shorter."""
-    count, length = chunks, b.dim(x, dim)
-    if not isinstance(length, int) or count < 1:
+    length = b.dim(x, dim)
+    if not isinstance(length, int) or chunks < 1:
         raise RefusedError(f"the length along axis {dim} must be known, and chunks positive")
-    return split_sizes(b, x, dim, _pieces(length, max(-(-length // count), 1)))
+    return split_sizes(b, x, dim, _pieces(length, max(-(-length // chunks), 1)))

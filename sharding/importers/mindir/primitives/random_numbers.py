@@ -24,8 +24,7 @@ def drawn(kind: str, b: Builder, node: Node, shape: Operand) -> Value:
 @primitive("UniformInt")
 def uniform_integers(b: Builder, node: Node, shape: Operand, least: Operand, end: Operand) -> Value:
     """Integers from one up to before another."""
-    low, high = (b.cast(b.value(item), FLOAT32) for item in (least, end))
-    low, high = (item if not item.rank else b.reshape(item, ()) for item in (low, high))
+    low, high = b.single(least, FLOAT32), b.single(end, FLOAT32)
     width = b.op("Sub", [high, low])
     whole = b.op("Floor", [b.op("Mul", [drawn("RandomUniformLike", b, node, shape), width])])
     # A product may be rounded up to the width.

@@ -138,13 +138,12 @@ def _segments(b: Builder, x: Value, ids: Value, count: Operand, start: float, re
     wide = b.computable(x)
     places = b.cast(ids, INT64)
     total = b.ints(count)
-    whole = b.op("Reshape", [total, b.const([], np.int64)])
+    whole = b.single(total, INT64)
     places = b.op("Where", [b.op("Less", [places, b.const(0, np.int64)]), whole, places])
     rest = b.lengths(wide)
     more = b.op("Add", [total, b.const([1], np.int64)])
     known = b.known_ints(more)
-    shape = (known[0] if known else b.op("Reshape", [more, b.const([], np.int64)]),
-             *rest[known_rank(ids):])  # fmt: skip
+    shape = (known[0] if known else b.single(more, INT64), *rest[known_rank(ids) :])
     vectors = b.unsqueeze(places, [known_rank(places)])
     found = _scatter_nd(b, b.filled(shape, start, wide.dtype), vectors, wide, reduction)
     return b.op("Slice", [found, b.ints((0,)), total, b.ints((0,))])

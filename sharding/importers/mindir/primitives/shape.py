@@ -133,12 +133,11 @@ def flatten_ext(b: Builder, x: Value, *, start_dim: Axis = 0, end_dim: Axis = -1
     """Neighbouring axes as one."""
     if not known_rank(x):
         return b.reshape(x, (1,))
-    first, last = start_dim, end_dim
-    if first == last:
+    if start_dim == end_dim:
         return x
     shape = b.lengths(x)
-    joined = joined_length(x, range(first, last + 1))
-    return b.reshape(x, (*shape[:first], joined, *shape[last + 1 :]))
+    joined = joined_length(x, range(start_dim, end_dim + 1))
+    return b.reshape(x, (*shape[:start_dim], joined, *shape[end_dim + 1 :]))
 
 
 @primitive("ReverseV2")

@@ -90,16 +90,15 @@ def cholesky_solve(b: Builder, right: Value, factor: Value, *, upper: bool = Fal
 @primitive("MatrixPower")
 def matrix_power(b: Builder, x: Value, *, n: int = 1) -> Value:
     """A product of equal matrices; of their inverses for a negative number."""
-    power = n
     factor = wide(b, x)
-    if power < 0:
-        factor, power = inverse_of(b, factor), -power
+    if n < 0:
+        factor, n = inverse_of(b, factor), -n
     found: Value | None = None
-    while power:
-        if power & 1:
+    while n:
+        if n & 1:
             found = factor if found is None else b.op("MatMul", [found, factor])
-        power >>= 1
-        factor = b.op("MatMul", [factor, factor]) if power else factor
+        n >>= 1
+        factor = b.op("MatMul", [factor, factor]) if n else factor
     return identity(b, factor, b.dim(x, -2), b.dim(x, -1)) if found is None else found
 
 
