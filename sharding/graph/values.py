@@ -31,6 +31,12 @@ def plain_attribute(attribute: ir.Attr) -> object:
     return list(value) if isinstance(value, list | tuple) else value
 
 
+def integer_of(node: ir.Node, name: str, default: int = 0) -> int:
+    """An attribute that is a whole number."""
+    value = node.attributes[name].value if name in node.attributes else default
+    return value if isinstance(value, int) else default
+
+
 def onnx_attributes(plain: Mapping[str, object]) -> list[ir.Attr]:
     """Plain Python values and tensors as attributes; raises what `onnx_ir` does for other values."""
     import onnx_ir as ir
@@ -67,8 +73,13 @@ def in_turn(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
 
 def captured(node: ir.Node) -> tuple[ir.Value, ...]:
     """The values from outside that the subgraphs of a control-flow node use, each once."""
+    return captured_by(*subgraphs(node))
+
+
+def captured_by(*graphs: ir.Graph) -> tuple[ir.Value, ...]:
+    """The values from outside that graphs use, each once."""
     found: dict[ir.Value, None] = {}
-    for graph in subgraphs(node):
+    for graph in graphs:
         _collect_outer(graph, set(), found)
     return tuple(found)
 

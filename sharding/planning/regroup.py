@@ -95,11 +95,15 @@ class _Regrouper:
             hidden += captured(node)
         return [value for value in (*node.inputs, *hidden) if value is not None]
 
+    def _path(self, home: Home) -> list[Home]:
+        """The bodies that a body lies in, from the outermost in, and itself."""
+        path = [home]
+        while path[0] != MAIN:
+            path.insert(0, self.regions[path[0][0]].parent)
+        return path
+
     def _depth(self, home: Home) -> int:
-        depth = 0
-        while home != MAIN:
-            home, depth = self.regions[home[0]].parent, depth + 1
-        return depth
+        return len(self._path(home))
 
     def _deepest(self, values: Iterable[ir.Value | None]) -> Home | None:
         """The innermost body that values come from; None where all are constant."""
@@ -169,14 +173,8 @@ class _Regrouper:
 
     def _common(self, homes: Sequence[Home]) -> Home:
         """The innermost body that holds all these."""
-        paths = []
-        for home in homes:
-            path = [home]
-            while path[-1] != MAIN:
-                path.append(self.regions[path[-1][0]].parent)
-            paths.append(path[::-1])
         found = MAIN
-        for step in zip(*paths, strict=False):
+        for step in zip(*map(self._path, homes), strict=False):
             if len(set(step)) > 1:
                 break
             found = step[0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from sharding.common.names import Names
+from sharding.common.names import Names, all_names
 from sharding.graph.values import initializer, onnx_attributes, shape_of, use_instead
 from sharding.rules.base import Dim
 from sharding.rules.common import zero_is_zero
@@ -32,6 +32,33 @@ Entry: TypeAlias = "int | Pick | ir.Value"
 """One entry of a shape: a number, an element of a vector, or a value that is a vector of length 1."""
 _Piece: TypeAlias = "list[int] | tuple[ir.Value, list[int]] | ir.Value"
 """Entries beside each other: numbers, elements of one vector, or a vector."""
+
+
+class NodeWriter:
+    """Writes nodes before `place`, the node whose place they take; their values are named after `base`."""
+
+    def __init__(self, model: ir.Model, place: ir.Node | None = None) -> None:
+        import onnx_ir as ir
+
+        self.ir, self.graph, self.names = ir, model.graph, Names(all_names(model))
+        self.written = 0
+        if place is not None:
+            self.at(place)
+
+    def at(self, place: ir.Node) -> None:
+        """Goes on before another node, and names values after its first output."""
+        self.place, self.base = place, place.outputs[0].name or ""
+
+    def op(
+        self, op_type: str, inputs: Sequence[ir.Value | None], domain: str = "", **attributes: object
+    ) -> ir.Value:
+        """A node with one output."""
+        items = onnx_attributes(attributes)
+        node = self.ir.Node(domain, op_type, inputs, attributes=items, num_outputs=1)
+        node.outputs[0].name = self.names.fresh(f"{self.base}/{op_type}")
+        self.graph.insert_before(self.place, [node])
+        self.written += 1
+        return node.outputs[0]
 
 
 class GraphWriter:
@@ -79,6 +106,12 @@ class GraphWriter:
         if isinstance(piece, tuple):
             return self.op("Gather", [piece[0], self.constant(piece[1])], axis=0)
         return piece
+
+    def times(self, one: Entry, other: Entry) -> Entry:
+        """The product of two entries."""
+        if isinstance(one, int) and isinstance(other, int):
+            return one * other
+        return self.op("Mul", [self.vector([one]), self.vector([other])])
 
     # Nodes.
 

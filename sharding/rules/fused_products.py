@@ -168,9 +168,9 @@ def _columns(node: NodeView, vectors: tuple[int, ...]) -> list[Option]:
     """The weight's columns, with the vectors that have one value per column; nothing where the shape of one
     is not known."""
     options, shapes = [], {index: shape_of(node, index) for index in vectors if not absent(node, index)}
+    if any(shape is None or len(shape) > 1 for shape in shapes.values()):
+        return []
     for blocks in node.blocks(dim(node.shapes[1], 1)):
-        if any(shape is None or len(shape) > 1 for shape in shapes.values()):
-            break
         parts = {index: Split(0, blocks) for index, shape in shapes.items() if shape and shape[0] != 1}
         out = Split(last_axis(node), blocks)
         options.append(option(node, {1: Split(1, blocks), **parts}, out))
