@@ -56,6 +56,13 @@ def _around(b: Builder, padding: Operand, w: Value, named: bool) -> dict[str, ob
     return {"pads": each * 2}
 
 
+_PLAIN = "stride padding dilation groups"
+
+
+@table({"ConvTranspose2D": "transposed"}, settings="stride padding output_padding groups dilation")
+@table({("Conv1DPadding", "Conv2DPadding", "Conv3DPadding"): "named"}, settings=_PLAIN)
+@table({("Conv1DExt", "Conv2DExt", "Conv3DExt"): ""}, settings=_PLAIN)
+@table({"Convolution": "", "ConvolutionStr": "named"})
 def convolution(
     kind: str,
     b: Builder,
@@ -75,14 +82,6 @@ def convolution(
     around = _around(b, padding, w, kind == "named")
     transposed = transposed or kind == "transposed"
     return _ext(b, x, w, bias, _Steps(stride, dilation, groups, around, transposed, output_padding))
-
-
-_PLAIN = "stride padding dilation groups"
-_OF_GRADIENT = "stride padding output_padding groups dilation"
-table({"Convolution": "", "ConvolutionStr": "named"})(convolution)
-table({("Conv1DExt", "Conv2DExt", "Conv3DExt"): ""}, settings=_PLAIN)(convolution)
-table({("Conv1DPadding", "Conv2DPadding", "Conv3DPadding"): "named"}, settings=_PLAIN)(convolution)
-table({"ConvTranspose2D": "transposed"}, settings=_OF_GRADIENT)(convolution)
 
 
 def _windows(b: Builder, x: Value, ksizes: Operand) -> tuple[list[int], int, int]:
