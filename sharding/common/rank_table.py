@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sharding.common import super_pods
 from sharding.common.documents import DocumentError, quote, read_document
@@ -351,11 +351,13 @@ _NUMBERS = {"device_id", "rank_id"}
 
 def _convert(document: dict[str, object], kind: type[int] | type[str]) -> dict[str, object]:
     """A copy of the document with the numbers of known keys as ``kind``."""
-    result: dict[str, Any] = copy.deepcopy(document)  # it was checked
+    result = copy.deepcopy(document)
+    servers, count = result["server_list"], result["server_count"]
+    assert isinstance(servers, list) and isinstance(count, int | str)  # it was checked
     result["version"] = str(result["version"])
     numbers = _NUMBERS | ({"super_device_id"} if result["version"] == super_pods.VERSION else set())
-    result["server_count"] = kind(result["server_count"])
-    for server in result["server_list"]:
+    result["server_count"] = kind(count)
+    for server in servers:
         if "interface" in server:  # YAML reads some texts as numbers
             server["interface"] = str(server["interface"])
         for device in server["device"]:

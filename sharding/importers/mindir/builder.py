@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -59,10 +59,12 @@ class GraphBuilder:
         op_type: str,
         inputs: Sequence[Operand],
         attributes: Mapping[str, object] | None = None,
-        **more: Any,
+        *,
+        domain: str = "",
+        types: Sequence[TensorType] | None = None,
     ) -> Value:
         """Adds a node with one result, and returns that; see `ops`."""
-        return self.ops(op_type, inputs, attributes, outputs=1, **more)[0]
+        return self.ops(op_type, inputs, attributes, outputs=1, domain=domain, types=types)[0]
 
     def ops(
         self,

@@ -161,7 +161,9 @@ class Primitive:
 PRIMITIVES: dict[str, Primitive] = {}
 
 
-def primitive(*names: str, settings: str = "", **flags: Any) -> Callable[[_Function], _Function]:
+def primitive(
+    *names: str, settings: str = "", rank: int | None = None, **flags: bool
+) -> Callable[[_Function], _Function]:
     """Registers a function for primitives of these names; see this module's text. ``settings``: their names
     in order, where these are not the function's (``axis=dim keep_dims``: the first is its ``dim``);
     ``declared``: whether the types hold that MindSpore writes for the results; ``rank``: the axes of the
@@ -169,21 +171,21 @@ def primitive(*names: str, settings: str = "", **flags: Any) -> Callable[[_Funct
     complex numbers."""
 
     def register(function: _Function) -> _Function:
-        _register(names, function, function.__module__, settings, flags)
+        _register(names, function, settings, rank, flags)
         return function
 
     return register
 
 
 def table(
-    rows: Mapping[_Names, _Row], *, settings: str = "", **flags: Any
+    rows: Mapping[_Names, _Row], *, settings: str = "", rank: int | None = None, **flags: bool
 ) -> Callable[[_Function], _Function]:
     """Registers one function for the primitives of each row, with what the row holds as first argument."""
 
     def register(function: _Function) -> _Function:
         for names, row in rows.items():
             every = (names,) if isinstance(names, str) else names
-            _register(every, partial(function, row), function.__module__, settings, flags)
+            _register(every, partial(function, row), settings, rank, flags)
         return function
 
     return register
@@ -197,9 +199,9 @@ def alike(*names: str) -> dict[str | tuple[str, ...], str]:
 def _register(
     names: Sequence[str],
     function: Callable[..., Operand],
-    module: str,
     settings: str,
-    flags: Mapping[str, Any],
+    rank: int | None,
+    flags: Mapping[str, bool],
 ) -> None:
     parameters = list(inspect.signature(function).parameters.values())[1:]
     takes_node = bool(parameters) and parameters[0].name == "node"
@@ -213,13 +215,14 @@ def _register(
         PRIMITIVES[name] = Primitive(
             name,
             function,
-            module.rpartition(".")[2],
+            getattr(function, "func", function).__module__.rpartition(".")[2],
             takes_node,
             None if inspect.Parameter.VAR_POSITIONAL in kinds else len(positional),
             sum(item.default is item.empty for item in positional),
             tuple(outer for outer, _ in pairs),
             dict(pairs),
             {item.name: str(item.annotation) for item in parameters[takes_node:]},
+            rank=rank,
             **flags,
         )
 
