@@ -146,27 +146,19 @@ def _parse_yaml(text: str) -> object:
                     raise
                 # PyYAML looks at the characters of what the tag says is a number, be there any or not.
                 tag = str(node.tag).rpartition(":")[2]
-                raise ValueError(
-                    f"line {node.start_mark.line + 1}: {quote(node.value)} is no {_TAGS.get(tag, tag)}"
-                ) from problem
+                raise _at(node, f"{quote(node.value)} is no {_TAGS.get(tag, tag)}") from problem
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> object:
             seen = set()
             for key_node, _ in node.value:
                 key = self.construct_object(key_node, deep=True)
                 if not isinstance(key, str):
-                    raise ValueError(
-                        f"line {key_node.start_mark.line + 1}: keys are text, found {quote(key)}"
-                    )
+                    raise _at(key_node, f"keys are text, found {quote(key)}")
                 if key == "<<" and not key_node.style:
-                    raise ValueError(
-                        f"line {key_node.start_mark.line + 1}: << merges what anchors name, which are not "
-                        "allowed; write the keys out"
-                    )
+                    merging = "<< merges what anchors name, which are not allowed; write the keys out"
+                    raise _at(key_node, merging)
                 if key in seen:
-                    raise ValueError(
-                        f"line {key_node.start_mark.line + 1}: the key {quote(key)} is given twice"
-                    )
+                    raise _at(key_node, f"the key {quote(key)} is given twice")
                 seen.add(key)
             return super().construct_mapping(node, deep)
 
@@ -174,8 +166,7 @@ def _parse_yaml(text: str) -> object:
         depth = 0
         for event in yaml.parse(text, Loader=Loader):
             if isinstance(event, yaml.AliasEvent):
-                line = event.start_mark.line + 1 if event.start_mark else "?"
-                raise ValueError(f"line {line}: anchors and aliases are not allowed; {_QUOTES}")
+                raise _at(event, f"anchors and aliases are not allowed; {_QUOTES}")
             _check_tag(event)
             if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
                 depth += 1
@@ -189,6 +180,10 @@ def _parse_yaml(text: str) -> object:
         raise ValueError(_yaml_problem(problem)) from None
 
 
+def _at(place: yaml.Event | yaml.Node, problem: str) -> ValueError:
+    return ValueError(f"line {place.start_mark.line + 1 if place.start_mark else '?'}: {problem}")
+
+
 def _check_tag(event: yaml.Event) -> None:
     """Raises `ValueError` for a tag of a YAML event that is not of plain data, or of another kind of it."""
     import yaml
@@ -196,17 +191,11 @@ def _check_tag(event: yaml.Event) -> None:
     tag = getattr(event, "tag", None)
     if tag in {None, "!"}:
         return
-    allowed = (
-        {"map"}
-        if isinstance(event, yaml.MappingStartEvent)
-        else {"seq"}
-        if isinstance(event, yaml.SequenceStartEvent)
-        else _TAGS
-    )
+    others: dict[type[yaml.Event], str] = {yaml.MappingStartEvent: "map", yaml.SequenceStartEvent: "seq"}
+    allowed = {others[type(event)]} if type(event) in others else set(_TAGS)
     if tag.removeprefix(_YAML) not in allowed or not tag.startswith(_YAML):
         shown = f"!!{tag.removeprefix(_YAML)}" if tag.startswith(_YAML) else tag
-        line = event.start_mark.line + 1 if event.start_mark else "?"
-        raise ValueError(f"line {line}: the tag {quote(shown)} is not allowed here; leave it out")
+        raise _at(event, f"the tag {quote(shown)} is not allowed here; leave it out")
 
 
 def _yaml_problem(problem: Exception) -> str:

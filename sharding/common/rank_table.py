@@ -14,10 +14,11 @@ import copy
 import ipaddress
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import TypeVar
 
 from sharding.common import super_pods
 from sharding.common.documents import DocumentError, quote, read_document
@@ -28,6 +29,7 @@ from sharding.errors import ShardrunError
 VERSION = "1.0"
 VERSIONS = (VERSION, super_pods.VERSION)
 MAX_ID = 2**31 - 1
+_Once = TypeVar("_Once", int, str)
 _INTERFACE = re.compile(r"[^\s/,\x00-\x1f]{1,15}", re.ASCII)
 """Linux's own bounds of such a name."""
 
@@ -156,20 +158,37 @@ class Checker:
     def fail(self, path: str, expected: str, found: str) -> None:
         self.problems.append(f"{path}: expected {expected}, found {found}")
 
-    def get(self, holder: dict[str, object], key: str, path: str, expected: str) -> object:
-        if key not in holder:
-            self.fail(f"{path}.{key}", expected, "nothing")
-        return holder.get(key)
+    def get(
+        self,
+        holder: dict[str, object],
+        key: str,
+        path: str,
+        expected: str,
+        fits: Callable[[object], object],
+        *,
+        kind: str = "",
+    ) -> object:
+        """A value that must be there and fit, or None; ``kind``: what is expected besides, of one that is."""
+        if key in holder and fits(holder[key]):
+            return holder[key]
+        found = quote(holder[key]) if key in holder else "nothing"
+        self.fail(f"{path}.{key}", expected + kind * (key in holder), found)
+        return None
+
+    def once(
+        self, seen: dict[_Once, str], value: _Once, path: str, expected: str, *, shown: object = None
+    ) -> None:
+        """Notes a value that was there before; ``seen``: where each was first."""
+        if value in seen:
+            self.fail(path, expected, f"{quote(value if shown is None else shown)}, also at {seen[value]}")
+        seen.setdefault(value, path)
 
     def number(self, holder: dict[str, object], key: str, path: str, largest: int = MAX_ID) -> int | None:
+        def read(value: object) -> int | None:
+            return _as_number(value, self.strings_only, largest)
+
         expected = 'a number as a string, such as "0"' if self.strings_only else "a number, such as 0"
-        if key not in holder:
-            self.fail(f"{path}.{key}", expected, "nothing")
-            return None
-        number = _as_number(holder[key], self.strings_only, largest)
-        if number is None:
-            self.fail(f"{path}.{key}", expected, quote(holder[key]))
-        return number
+        return read(self.get(holder, key, path, expected, lambda value: read(value) is not None))
 
     def text(self, holder: dict[str, object], key: str, path: str) -> None:
         if key in holder and not isinstance(holder[key], str):
@@ -191,11 +210,8 @@ class Checker:
         self, holder: dict[str, object], key: str, path: str, what: str
     ) -> list[dict[str, object]] | None:
         expected = f"a list of {what}, at least one"
-        value = self.get(holder, key, path, expected)
-        if key not in holder:
-            return None
-        if not isinstance(value, list) or not value:
-            self.fail(f"{path}.{key}", expected, quote(value))
+        value = self.get(holder, key, path, expected, lambda found: isinstance(found, list) and found)
+        if not isinstance(value, list):
             return None
         good = True
         for index, item in enumerate(value):
@@ -216,12 +232,9 @@ def _check(document: object, strings_only: bool) -> tuple[list[str], tuple[Devic
                    f"the grouped format ({old}); write it anew with `shardrun table make`")  # fmt: skip
         return check.problems, ()
     known = " or ".join(f'"{one}"' for one in VERSIONS)
-    version = _version(check.get(document, "version", "$", known), strings_only)
-    if "version" in document and version is None:
-        check.fail("$.version", known, quote(document["version"]))
-    status = check.get(document, "status", "$", '"completed"')
-    if "status" in document and status != "completed":
-        check.fail("$.status", '"completed" (a table in any other state is not ready)', quote(status))
+    version = check.get(document, "version", "$", known, lambda found: _version(found, strings_only))
+    ready = " (a table in any other state is not ready)"
+    check.get(document, "status", "$", '"completed"', lambda found: found == "completed", kind=ready)
     count = check.number(document, "server_count", "$")
     servers = check.items(document, "server_list", "$", "servers")
     if servers is None:
@@ -230,7 +243,7 @@ def _check(document: object, strings_only: bool) -> tuple[list[str], tuple[Devic
         check.fail(
             "$.server_count", f"{len(servers)}, the length of server_list", quote(document["server_count"])
         )
-    if version == super_pods.VERSION:
+    if _version(version, strings_only) == super_pods.VERSION:
         super_pods.check_devices(check, servers)
         super_pods.check_pods(check, document, servers)
     return check.problems, _check_servers(check, servers)
@@ -243,22 +256,16 @@ def _version(value: object, strings_only: bool) -> str | None:
 
 
 def _check_servers(check: Checker, servers: list[dict[str, object]]) -> tuple[Device, ...]:
-    found: list[tuple[int, int, str, str, str | None, str, str]] = []
+    found: list[Device] = []
     total = 0  # devices, those with a mistake too
     rank_paths: dict[int, str] = {}
     server_paths: dict[str, str] = {}
     host_paths: dict[str, str] = {}
     for index, server in enumerate(servers):
         path = f"$.server_list[{index}]"
-        name = check.get(server, "server_id", path, "the server's name or address")
-        if "server_id" in server and not is_host(name):
-            check.fail(f"{path}.server_id", "the server's name or address as text", quote(name))
-        elif isinstance(name, str):
-            if name in server_paths:
-                check.fail(
-                    f"{path}.server_id", "a server named once", f"{quote(name)}, also at {server_paths[name]}"
-                )
-            server_paths.setdefault(name, f"{path}.server_id")
+        name = check.get(server, "server_id", path, "the server's name or address", is_host, kind=" as text")
+        if isinstance(name, str):
+            check.once(server_paths, name, f"{path}.server_id", "a server named once")
         for key in ("server_ip", "host_ip", "host_nic_ip"):
             check.text(server, key, path)
         interface = check.matching(
@@ -291,13 +298,10 @@ def _check_servers(check: Checker, servers: list[dict[str, object]]) -> tuple[De
                 ("device_id", device_id, device_paths, "a device used once on its server"),
                 ("rank_id", rank, rank_paths, "a rank used once"),
             ):
-                if value is None:
-                    continue
-                if value in seen:
-                    check.fail(f"{place}.{key}", expected, f"{quote(device[key])}, also at {seen[value]}")
-                seen.setdefault(value, f"{place}.{key}")
+                if value is not None:
+                    check.once(seen, value, f"{place}.{key}", expected, shown=device[key])
             if device_id is not None and rank is not None:
-                found.append((rank, device_id, str(name), host, known_ip, cores, interface))
+                found.append(Device(rank, device_id, str(name), host, 0, known_ip, cores, interface))
     for rank, place in rank_paths.items():
         if rank >= total:
             check.fail(
@@ -305,12 +309,11 @@ def _check_servers(check: Checker, servers: list[dict[str, object]]) -> tuple[De
             )
     if check.problems:
         return ()
-    local: dict[str, int] = {}
+    local: Counter[str] = Counter()
     devices = []
-    for rank, device_id, name, host, device_ip, cores, interface in sorted(found, key=lambda one: one[0]):
-        place_there = local.setdefault(host, 0)
-        devices.append(Device(rank, device_id, name, host, place_there, device_ip, cores, interface))
-        local[host] += 1
+    for one in sorted(found, key=lambda one: one.rank):
+        devices.append(replace(one, local_rank=local[one.host]))
+        local[one.host] += 1
     return tuple(devices)
 
 
@@ -346,38 +349,20 @@ def _is_ip(text: str) -> bool:
 _NUMBERS = {"device_id", "rank_id"}
 
 
-class _Device(TypedDict, total=False):
-    device_id: int | str
-    rank_id: int | str
-    super_device_id: int | str
-    cores: int | str
-
-
-class _Server(TypedDict, total=False):
-    device: list[_Device]
-    interface: int | str
-
-
-class _Table(TypedDict):
-    """What `_convert` changes of a table."""
-
-    version: str
-    server_count: int | str
-    server_list: list[_Server]
-
-
 def _convert(document: dict[str, object], kind: type[int] | type[str]) -> dict[str, object]:
     """A copy of the document with the numbers of known keys as ``kind``."""
-    result = cast("_Table", copy.deepcopy(document))  # it was checked
+    result = copy.deepcopy(document)
+    servers, count = result["server_list"], result["server_count"]
+    assert isinstance(servers, list) and isinstance(count, int | str)  # it was checked
     result["version"] = str(result["version"])
     numbers = _NUMBERS | ({"super_device_id"} if result["version"] == super_pods.VERSION else set())
-    result["server_count"] = kind(result["server_count"])
-    for server in result["server_list"]:
+    result["server_count"] = kind(count)
+    for server in servers:
         if "interface" in server:  # YAML reads some texts as numbers
             server["interface"] = str(server["interface"])
         for device in server["device"]:
             if "cores" in device:
                 device["cores"] = str(device["cores"])
             for key in numbers & device.keys():
-                device[key] = kind(device[key])  # type: ignore[literal-required]  # one that is there
-    return cast("dict[str, object]", result)
+                device[key] = kind(device[key])
+    return result

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sharding.common.documents import quote
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -30,33 +28,21 @@ def check_devices(check: Checker, servers: Sequence[dict[str, object]]) -> None:
 def check_pods(check: Checker, document: dict[str, object], servers: Sequence[dict[str, object]]) -> None:
     """Notes what is wrong with the list of super pods: each server must be in one of them."""
     names = [server.get("server_id") for server in servers]
-    known = {name for name in names if isinstance(name, str)}
+    known: set[object] = {name for name in names if isinstance(name, str)}
     seen: dict[str, str] = {}
     pods: dict[str, str] = {}
     for index, pod in enumerate(check.items(document, KEY, "$", "super pods") or ()):
         path = f"$.{KEY}[{index}]"
-        name = check.get(pod, "super_pod_id", path, "the super pod's name")
-        if "super_pod_id" in pod and not (isinstance(name, str) and name):
-            check.fail(f"{path}.super_pod_id", "the super pod's name as text", quote(name))
-        elif isinstance(name, str):
-            if name in pods:
-                check.fail(
-                    f"{path}.super_pod_id", "a super pod named once", f"{quote(name)}, also at {pods[name]}"
-                )
-            pods.setdefault(name, f"{path}.super_pod_id")
+        name = check.get(pod, "super_pod_id", path, "the super pod's name", _is_text, kind=" as text")
+        if isinstance(name, str):
+            check.once(pods, name, f"{path}.super_pod_id", "a super pod named once")
         for number, member in enumerate(check.items(pod, "server_list", path, "servers") or ()):
-            place = f"{path}.server_list[{number}].server_id"
+            place, expected = f"{path}.server_list[{number}]", "the name of a server of server_list"
             server = check.get(
-                member, "server_id", place.rpartition(".")[0], "the name of a server of server_list"
+                member, "server_id", place, expected, lambda name: _is_text(name) and name in known
             )
-            if "server_id" not in member:
-                continue
-            if not isinstance(server, str) or server not in known:
-                check.fail(place, "the name of a server of server_list", quote(server))
-            elif server in seen:
-                check.fail(place, "a server in one super pod", f"{quote(server)}, also at {seen[server]}")
-            else:
-                seen[server] = place
+            if isinstance(server, str):
+                check.once(seen, server, f"{place}.server_id", "a server in one super pod")
     if KEY in document and seen:
         for index, name in enumerate(names):
             if isinstance(name, str) and name not in seen:
@@ -65,6 +51,10 @@ def check_pods(check: Checker, document: dict[str, object], servers: Sequence[di
                     f"every server in a super pod, that of $.server_list[{index}] too",
                     "it in none",
                 )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def pods_of(document: dict[str, object]) -> dict[str, list[dict[str, object]]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sharding.graph import equivalents
+from sharding.graph.equivalents import FLOAT, INT32, UINT8
 from sharding.graph.values import plain_attribute, shape_of
 from sharding.onnx_files.attributes import integer, integers
 from sharding.rules.base import GIVES, Dim
@@ -18,9 +19,6 @@ from sharding.slices.domains import MICROSOFT
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
-
-FLOAT, UINT8, INT32 = 1, 2, 6
-"""Element types as onnx numbers them."""
 
 Shape = tuple[Dim, ...]
 Found = Sequence[tuple[int | None, Shape | None]]

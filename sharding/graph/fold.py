@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
 
     from sharding.common.arrays import Array
@@ -91,17 +93,25 @@ def _output_size(node: ir.Node) -> int | None:
 
 def _run(node: ir.Node, arrays: dict[str, object], opset: int) -> object:
     """Evaluates one node with onnx's reference implementation."""
-    import onnx
-    import onnx_ir as ir
     from onnx.reference import ReferenceEvaluator
 
-    proto = ir.serde.serialize_node(node)
-    inputs = [onnx.helper.make_empty_tensor_value_info(name) for name in arrays]
-    output = onnx.helper.make_empty_tensor_value_info(proto.output[0])
-    graph = onnx.helper.make_graph([proto], "constant", inputs, [output])
-    opsets = [onnx.helper.make_opsetid("", opset)]
-    evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets))
+    evaluator = ReferenceEvaluator(program([node], node.outputs[0], arrays, opset))
     return next(iter(evaluator.run(None, arrays)))
+
+
+def program(nodes: Iterable[ir.Node], value: ir.Value, inputs: Iterable[str], opset: int) -> onnx.ModelProto:
+    """A model of nothing but these nodes, which give the value."""
+    import onnx_ir as ir
+    from onnx import helper
+
+    graph = helper.make_graph(
+        [ir.serde.serialize_node(node) for node in nodes],
+        "constants",
+        [helper.make_empty_tensor_value_info(name) for name in inputs],
+        [helper.make_empty_tensor_value_info(value.name or "")],
+    )
+    model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    return model
 
 
 def small_constant(value: ir.Value) -> Array | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sharding.graph.shape_values import broadcast
 from sharding.graph.symbols import is_made_up
-from sharding.graph.values import shape_of
+from sharding.graph.values import integer_of, shape_of
 from sharding.rules.base import Dim
 from sharding.rules.elementwise import BROADCASTING, EACH
 from sharding.rules.products import length_of, product, quotient
@@ -30,6 +30,7 @@ def refine(node: ir.Node) -> set[ir.Value]:
         return set()
     if node.op_type == "Concat" and shape and (changed := _joined(node, shape)):
         return changed
+    changed = set()
     if not any(map(_unknown, shape)):
         return set()
     if any(attribute.is_ref() for attribute in node.attributes.values()):
@@ -39,24 +40,27 @@ def refine(node: ir.Node) -> set[ir.Value]:
     found = find(node, inputs, shape) if inputs and len(inputs) == len(shapes) else None
     if found is None or len(found) != len(shape):
         return set()
-    import onnx_ir as ir
-
-    changed = set()
     for value in node.outputs:
         before = shape_of(value)
-        if before is None or len(before) != len(found):
-            continue
-        after = [
-            new if _unknown(old) and not _unknown(new) else old
-            for old, new in zip(before, found, strict=True)
-        ]
-        if after != list(before):
-            value.shape = ir.Shape(after)
-            changed.add(value)
+        if before is not None and len(before) == len(found):
+            pairs = zip(before, found, strict=True)
+            changed |= _given_shape(
+                value, [new if _unknown(old) and not _unknown(new) else old for old, new in pairs]
+            )
     return changed
 
 
-def refine_inputs(node: ir.Node, known: Callable[[ir.Value | None], Known | None]) -> set[ir.Value]:
+def _given_shape(value: ir.Value, shape: Sequence[Dim]) -> set[ir.Value]:
+    """The value, if it had another shape before."""
+    import onnx_ir as ir
+
+    if shape_of(value) == tuple(shape):
+        return set()
+    value.shape = ir.Shape(shape)
+    return {value}
+
+
+def refine_inputs(node: ir.Node, known: Look) -> set[ir.Value]:
     """Gives a node's first input the length that it must have, or else the node refuses it; returns it where
     that was new. ``known``: the known elements of a value that is a shape."""
     find = _NEEDED.get(node.op_type)
@@ -65,20 +69,14 @@ def refine_inputs(node: ir.Node, known: Callable[[ir.Value | None], Known | None
         return set()
     found = find(node, shape, known)
     value = node.inputs[0]
-    if found is None or value is None or found == shape:
-        return set()
-    import onnx_ir as ir
-
-    value.shape = ir.Shape(found)
-    return {value}
+    return set() if found is None or value is None else _given_shape(value, found)
 
 
-Needed = Callable[["ir.Node", Shape, "Callable[[ir.Value | None], Known | None]"], "Shape | None"]
+Look = Callable[["ir.Value | None"], "Known | None"]
+Needed = Callable[["ir.Node", Shape, Look], "Shape | None"]
 
 
-def _product_needs(
-    node: ir.Node, shape: Shape, known: Callable[[ir.Value | None], Known | None]
-) -> Shape | None:
+def _product_needs(node: ir.Node, shape: Shape, known: Look) -> Shape | None:
     """The last axis of what is multiplied with a matrix has the length of its rows."""
     right = shape_of(node.inputs[1])
     if right is None or len(right) < 2:
@@ -88,9 +86,7 @@ def _product_needs(
     return (*shape[:-1], rows) if better and not isinstance(shape[-1], int) else None
 
 
-def _reshape_needs(
-    node: ir.Node, shape: Shape, known: Callable[[ir.Value | None], Known | None]
-) -> Shape | None:
+def _reshape_needs(node: ir.Node, shape: Shape, known: Look) -> Shape | None:
     """What is made into a known shape has as many elements. Scores to which a mask of its own axes was added
     have these only if the mask made no axis longer: then their shape is that of the scores without it."""
     target = known(node.inputs[1])
@@ -126,7 +122,7 @@ def _unknown(length: Dim) -> bool:
 
 
 def _axis(node: ir.Node, rank: int) -> int | None:
-    axis = int(node.attributes["axis"].value) if "axis" in node.attributes else 0
+    axis = integer_of(node, "axis")
     return axis % rank if -rank <= axis < rank else None
 
 
@@ -166,12 +162,7 @@ def _joined(node: ir.Node, shape: Shape) -> set[ir.Value]:
         next(iter(names[i])) if i != axis and isinstance(length, str) and len(names[i]) == 1 else length
         for i, length in enumerate(shape)
     )
-    if found == shape:
-        return set()
-    import onnx_ir as ir
-
-    node.outputs[0].shape = ir.Shape(found)
-    return {node.outputs[0]}
+    return _given_shape(node.outputs[0], found)
 
 
 def _given(value: ir.Value | None) -> bool:

@@ -51,9 +51,7 @@ def _over_last_axis(view: NodeView) -> bool:
     shape = view.shapes[0] if view.shapes else None
     if view.domain or not view.op_type.startswith("Reduce") or shape is None or len(shape) < 2:
         return False
-    return axes_parameter(view, 1, len(shape)) == [len(shape) - 1] and bool(
-        view.attributes.get("keepdims", 1)
-    )
+    return axes_parameter(view, 1) == [len(shape) - 1] and bool(view.attributes.get("keepdims", 1))
 
 
 def _is_each(view: NodeView) -> bool:

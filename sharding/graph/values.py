@@ -31,6 +31,12 @@ def plain_attribute(attribute: ir.Attr) -> object:
     return list(value) if isinstance(value, list | tuple) else value
 
 
+def integer_of(node: ir.Node, name: str, default: int = 0) -> int:
+    """An attribute that is a whole number."""
+    value = node.attributes[name].value if name in node.attributes else default
+    return value if isinstance(value, int) else default
+
+
 def onnx_attributes(plain: Mapping[str, object]) -> list[ir.Attr]:
     """Plain Python values and tensors as attributes; raises what `onnx_ir` does for other values."""
     import onnx_ir as ir
@@ -67,8 +73,13 @@ def in_turn(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
 
 def captured(node: ir.Node) -> tuple[ir.Value, ...]:
     """The values from outside that the subgraphs of a control-flow node use, each once."""
+    return captured_by(*subgraphs(node))
+
+
+def captured_by(*graphs: ir.Graph) -> tuple[ir.Value, ...]:
+    """The values from outside that graphs use, each once."""
     found: dict[ir.Value, None] = {}
-    for graph in subgraphs(node):
+    for graph in graphs:
         _collect_outer(graph, set(), found)
     return tuple(found)
 
@@ -95,18 +106,27 @@ def captured_names(node: ir.Node) -> set[str]:
     return names
 
 
-def used_instead(value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
-    """A constant of the same name, which every node that used ``value`` uses from now on."""
+def initializer(name: str | None, tensor: ir.TensorProtocol, graph: ir.Graph | None = None) -> ir.Value:
+    """A constant, which a graph has from now on."""
     import onnx_ir as ir
 
-    constant = ir.Value(
-        name=value.name,
-        type=ir.TensorType(tensor.dtype),
-        shape=ir.Shape(tensor.shape.numpy()),
-        const_value=tensor,
-    )
-    for user, index in list(value.uses()):
-        user.replace_input_with(index, constant)
+    kind, shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
+    made: ir.Value = ir.Value(name=name, type=kind, shape=shape, const_value=tensor)
+    if graph is not None:
+        graph.register_initializer(made)
+    return made
+
+
+def use_instead(old: ir.Value, new: ir.Value) -> None:
+    """Lets every node that uses a value use another one."""
+    for user, index in list(old.uses()):
+        user.replace_input_with(index, new)
+
+
+def used_instead(value: ir.Value, tensor: ir.TensorProtocol) -> ir.Value:
+    """A constant of the same name, which every node that used ``value`` uses from now on."""
+    constant = initializer(value.name, tensor)
+    use_instead(value, constant)
     return constant
 
 

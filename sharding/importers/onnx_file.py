@@ -100,12 +100,7 @@ def _locate(tensor: onnx.TensorProto, path: Path, outer: bool) -> None:
 
 
 def put_weights(
-    model: onnx.ModelProto,
-    checkpoint: Checkpoint,
-    rules: Sequence[Rule],
-    *,
-    allow_missing: bool = False,
-    allow_unexpected: bool = False,
+    model: onnx.ModelProto, checkpoint: Checkpoint, rules: Sequence[Rule], **allowed: bool
 ) -> tuple[Match, dict[str, Replacement]]:
     """Replaces a graph's weights by those of a checkpoint, which are only declared in the message.
 
@@ -114,7 +109,7 @@ def put_weights(
     """
     targets = {item.name: target for item in model.graph.initializer if (target := _target(item)) is not None}
     result = match(checkpoint, targets, rules)
-    result.check(checkpoint, allow_missing=allow_missing, allow_unexpected=allow_unexpected)
+    result.check(checkpoint, **allowed)
     replaced = {name: Replacement(entry, targets[name].dtype) for name, entry in result.found.items()}
     for item in model.graph.initializer:
         if item.name in replaced:

@@ -11,7 +11,7 @@ import numpy as np
 from sharding.common.names import Names, all_names
 from sharding.graph.reduced import Reduced
 from sharding.graph.symbols import all_known, shown, shown_shape
-from sharding.graph.values import bodies, captured_names, onnx_attributes, shape_of
+from sharding.graph.values import bodies, captured_names, initializer, onnx_attributes, shape_of
 from sharding.onnx_files.tensors import dtype_name
 from sharding.pipeline.stages import Crossing, Stages, one_stage
 from sharding.planning.rank_graph import Collective, HeldWeight, RankGraph
@@ -143,12 +143,7 @@ class RankEmitter:
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self.constants:
             tensor = self.ir.tensor(array, name=self.names.fresh("shardrun/constant"))
-            self.constants[key] = self.ir.Value(
-                name=tensor.name,
-                type=self.ir.TensorType(tensor.dtype),
-                shape=self.ir.Shape(array.shape),
-                const_value=tensor,
-            )
+            self.constants[key] = initializer(tensor.name, tensor)
         return self.constants[key]
 
     def collective(self, op_type: str, value: Given, shape: Sequence[Dim], **attributes: int) -> ir.Value:

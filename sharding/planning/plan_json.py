@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from sharding.slices import state
@@ -42,14 +43,8 @@ def to_json(plan: Plan) -> dict[str, object]:
             for name, held in plan.weights.items()
         },
         "collectives": [
-            {
-                "op": item.op,
-                "tensor": item.tensor,
-                "dtype": item.dtype,
-                "shape": list(item.shape),
-                "stage": item.stage,
-                **({"within": item.within} if item.within else {}),
-            }
+            {key: value for key, value in asdict(item).items() if key != "within" or value}
+            | {"shape": list(item.shape)}
             for item in plan.collectives
         ],
         **({"state": state.to_json(plan.state)} if plan.state else {}),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sharding.graph.values import captured, captured_names
+from sharding.graph.values import captured, captured_names, use_instead
 from sharding.rules.flow import FLOW
 
 if TYPE_CHECKING:
@@ -95,11 +95,15 @@ class _Regrouper:
             hidden += captured(node)
         return [value for value in (*node.inputs, *hidden) if value is not None]
 
+    def _path(self, home: Home) -> list[Home]:
+        """The bodies that a body lies in, from the outermost in, and itself."""
+        path = [home]
+        while path[0] != MAIN:
+            path.insert(0, self.regions[path[0][0]].parent)
+        return path
+
     def _depth(self, home: Home) -> int:
-        depth = 0
-        while home != MAIN:
-            home, depth = self.regions[home[0]].parent, depth + 1
-        return depth
+        return len(self._path(home))
 
     def _deepest(self, values: Iterable[ir.Value | None]) -> Home | None:
         """The innermost body that values come from; None where all are constant."""
@@ -169,14 +173,8 @@ class _Regrouper:
 
     def _common(self, homes: Sequence[Home]) -> Home:
         """The innermost body that holds all these."""
-        paths = []
-        for home in homes:
-            path = [home]
-            while path[-1] != MAIN:
-                path.append(self.regions[path[-1][0]].parent)
-            paths.append(path[::-1])
         found = MAIN
-        for step in zip(*paths, strict=False):
+        for step in zip(*map(self._path, homes), strict=False):
             if len(set(step)) > 1:
                 break
             found = step[0]
@@ -228,11 +226,14 @@ class _Regrouper:
 
     def _formal(self, value: ir.Value) -> ir.Value:
         """A marker's output as an input of the body."""
-        formal = self.ir.Value(name=value.name, type=value.type, shape=value.shape)
-        value.name = f"{value.name}/marker"
-        for user, index in list(value.uses()):
-            user.replace_input_with(index, formal)
+        formal = self.ir.Value(type=value.type, shape=value.shape)
+        self._instead(value, formal)
         return formal
+
+    def _instead(self, marked: ir.Value, value: ir.Value) -> None:
+        """A value in the place of a marker's output, under its name."""
+        value.name, marked.name = marked.name, f"{marked.name}/marker"
+        use_instead(marked, value)
 
     def _told(self, region: _Region, what: str, kind: str) -> ir.Value:
         """An input that no turn reads."""
@@ -255,8 +256,7 @@ class _Regrouper:
                 members.insert(0, self._identity(outside, inside))
                 self.order[members[0]] = self.order[marker]
                 continue
-            for user, index in list(inside.uses()):
-                user.replace_input_with(index, outside)
+            use_instead(inside, outside)
             given = [outside if value is inside else value for value in given]
         made = {value for node in members for value in node.outputs}
         outputs: list[ir.Value] = []
@@ -279,10 +279,7 @@ class _Regrouper:
         output = node.outputs[0]
         output.name, output.type, output.shape = f"{value.name}/given", value.type, value.shape
         if like is not None:
-            output.name = like.name
-            like.name = f"{like.name}/marker"
-            for user, index in list(like.uses()):
-                user.replace_input_with(index, output)
+            self._instead(like, output)
         return node
 
     def _add(  # noqa: PLR0917 - what a node is made of
@@ -305,10 +302,8 @@ class _Regrouper:
                 output.name = f"{name}/unused_{index}"
                 continue
             old = marker.outputs[0]
-            output.name, output.type, output.shape = old.name, old.type, old.shape
-            old.name = f"{old.name}/marker"
-            for user, place in list(old.uses()):
-                user.replace_input_with(place, output)
+            output.type, output.shape = old.type, old.shape
+            self._instead(old, output)
             self.outputs = [output if value is old else value for value in self.outputs]
             self.by_name[output.name or ""] = output
         self.finished.add(node)

@@ -196,9 +196,13 @@ def plan_demands(
 
 
 def _whole(step: Step) -> Demand:
+    return _exactly([REPLICATED] * len(step.inputs), [REPLICATED] * len(step.node.outputs))
+
+
+def _exactly(inputs: Sequence[Placement | None], outputs: Sequence[Placement | None]) -> Demand:
     demand = Demand(exact=True)
-    demand.inputs.update((index, REPLICATED) for index in range(len(step.inputs)))
-    demand.outputs.update((index, REPLICATED) for index in range(len(step.node.outputs)))
+    demand.inputs.update((index, item) for index, item in enumerate(inputs) if item is not None)
+    demand.outputs.update((index, item) for index, item in enumerate(outputs) if item is not None)
     return demand
 
 
@@ -220,10 +224,7 @@ def _parsed(step: Step, text: str, where: str) -> Demand:
             f"{where}: expected placements of {len(step.inputs)} inputs and {len(step.node.outputs)} "
             f"outputs, found {quote(text)}."
         )
-    demand = Demand(exact=True)
-    demand.inputs.update((index, item) for index, item in enumerate(inputs) if item is not None)
-    demand.outputs.update((index, item) for index, item in enumerate(outputs) if item is not None)
-    return demand
+    return _exactly(inputs, outputs)
 
 
 def saved_stages(path: Path, graph: Sequence[Step]) -> list[int]:

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.graph.fold import SMALL_ELEMENTS
-from sharding.graph.values import bodies, captured, shape_of, subgraphs
+from sharding.graph.values import (
+    bodies,
+    captured,
+    captured_by,
+    integer_of,
+    shape_of,
+    subgraphs,
+    use_instead,
+)
 from sharding.onnx_files.tensors import locate
 from sharding.reading.control_flow import UniqueNames, let_go, replace_output, take_apart
 from sharding.rules.flow import FLOW
@@ -85,7 +93,7 @@ def _can_open(node: ir.Node, version: int) -> bool:
         right = carried >= 0 and None not in node.inputs[2:] and len(body.inputs) == carried + 2
         right = right and len(body.outputs) == len(node.outputs) + 1 and len(node.outputs) >= carried
     else:
-        scanned, body = _integer(node, "num_scan_inputs"), graphs[0]
+        scanned, body = integer_of(node, "num_scan_inputs"), graphs[0]
         carried = len(node.inputs) - scanned
         right = scanned > 0 and carried >= 0 and None not in node.inputs
         right = right and version >= SCAN_OPSET and len(body.inputs) == len(node.inputs)
@@ -148,7 +156,7 @@ class _Opener:
         """A Loop or Scan: what it carries, then what its body gives turn by turn."""
         region, self.next = self.next, self.next + 1
         name, body = node.name or f"{node.op_type}_{region}", node.attributes["body"].as_graph()
-        scanned = _integer(node, "num_scan_inputs")
+        scanned = integer_of(node, "num_scan_inputs")
         given = list(node.inputs[2:] if node.op_type == "Loop" else node.inputs[: len(node.inputs) - scanned])
         entering: list[ir.Node] = []
         if node.op_type == "Loop":
@@ -217,9 +225,7 @@ class _Opener:
     ) -> tuple[list[ir.Node], list[ir.Value]]:
         """The nodes of a body, those that its values enter by first, and what the body gives."""
         entering = [
-            value
-            for value in _captured_by(body)
-            if not value.is_initializer() and not _entered(value, region)
+            value for value in captured_by(body) if not value.is_initializer() and not _entered(value, region)
         ]
         markers = []
         for value in entering:
@@ -253,8 +259,7 @@ class _Opener:
     def _hand_over(self, output: ir.Value, result: ir.Value) -> None:
         """Puts a marker's output in the place of the node's."""
         result.name, result.type, result.shape = output.name, output.type, output.shape
-        for user, index in list(output.uses()):
-            user.replace_input_with(index, result)
+        use_instead(output, result)
         for holder in self.model.graphs():
             replace_output(holder.outputs, output, result)
 
@@ -266,25 +271,10 @@ def _entered(value: ir.Value, region: int) -> bool:
     )
 
 
-def _integer(node: ir.Node, name: str) -> int:
-    value = None if (attribute := node.attributes.get(name)) is None else attribute.value
-    return value if isinstance(value, int) else 0
-
-
 def _integers(node: ir.Node, name: str) -> dict[int, int]:
     value = None if (attribute := node.attributes.get(name)) is None else attribute.value
     numbers = value if isinstance(value, list | tuple) else ()
     return {index: number for index, number in enumerate(numbers) if isinstance(number, int)}
-
-
-def _captured_by(body: ir.Graph) -> list[ir.Value]:
-    found: dict[ir.Value, None] = {}
-    inside = {*body.inputs, *body.initializers.values(), *(value for node in body for value in node.outputs)}
-    for node in body:
-        used = (*node.inputs, *captured(node))
-        found.update((value, None) for value in used if value is not None and value not in inside)
-    found.update((value, None) for value in body.outputs if value not in inside)
-    return list(found)
 
 
 def _replace_in(body: ir.Graph, old: ir.Value, new: ir.Value) -> None:
@@ -302,7 +292,7 @@ def _join_equal_weights(model: ir.Model, node: ir.Node, path: Path) -> None:
     """Lets the branches of an `If` use one of two equal weights: exporters write a copy into each branch."""
     graph = model.graph
     then, other = (
-        {value: None for value in _captured_by(body) if value.is_initializer() and _is_matrix(value)}
+        {value: None for value in captured_by(body) if value.is_initializer() and _is_matrix(value)}
         for body in subgraphs(node)
     )
     kinds = {_kind(value) for value in then if value not in other}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sharding.graph.constants import constant_tensor
 from sharding.graph.fold import SMALL_ELEMENTS, small_constant
-from sharding.graph.values import subgraphs, used_instead
+from sharding.graph.values import subgraphs, use_instead, used_instead
 from sharding.reading.declared import forget
 
 if TYPE_CHECKING:
@@ -163,8 +163,7 @@ def _inline(model: ir.Model, node: ir.Node, branch: ir.Graph, names: UniqueNames
             result = ir.Value(name=output.name, type=output.type or source.type, shape=output.shape)
             name = f"{node.name or 'If'}/{output.name}"
             results.append(ir.Node("", "Identity", [source], outputs=[result], name=name))
-        for user, index in list(output.uses()):
-            user.replace_input_with(index, result)
+        use_instead(output, result)
         for holder in model.graphs():
             replace_output(holder.outputs, output, result)
     graph.insert_before(node, [*moved, *results])

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sharding.graph.fold import SMALL_ELEMENTS
+from sharding.graph.fold import SMALL_ELEMENTS, program
 from sharding.graph.values import replace_by_constant
 from sharding.onnx_files.tensors import locate
 
 if TYPE_CHECKING:
-    import onnx
     import onnx_ir as ir
 
     from sharding.common.arrays import Array
@@ -86,14 +85,14 @@ def build(model: ir.Model, value: ir.Value, order: list[ir.Node], path: Path) ->
     assert value.dtype is not None and value.shape is not None
     sources = parameters(order)
     weights = {item.name or "": locate(item.name or "", _data(item), path) for item in sources}
-    program = _program(order, value, list(weights), model.opset_imports.get("", 1))
+    made_of = program(order, value, weights, model.opset_imports.get("", 1))
     dtype = value.dtype.numpy()
 
     def built() -> ir.TensorProtocol:
         from onnx.reference import ReferenceEvaluator
 
         arrays: dict[str, object] = {name: _widened(weight.array()) for name, weight in weights.items()}
-        result = np.asarray(next(iter(ReferenceEvaluator(program).run(None, arrays))))
+        result = np.asarray(next(iter(ReferenceEvaluator(made_of).run(None, arrays))))
         return ir.tensor(result.astype(dtype, copy=False))
 
     tensor: ir.TensorProtocol = ir.LazyTensor(
@@ -125,17 +124,3 @@ def _widened(array: Array) -> Array:
 def _data(value: ir.Value) -> ir.TensorProtocol:
     assert value.const_value is not None
     return value.const_value
-
-
-def _program(chain: list[ir.Node], value: ir.Value, inputs: list[str], opset: int) -> onnx.ModelProto:
-    import onnx_ir as ir
-    from onnx import helper
-
-    graph = helper.make_graph(
-        [ir.serde.serialize_node(node) for node in chain],
-        "weights",
-        [helper.make_empty_tensor_value_info(name) for name in inputs],
-        [helper.make_empty_tensor_value_info(value.name or "")],
-    )
-    model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    return model

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from sharding.common.names import Names
-from sharding.graph.values import onnx_attributes, shape_of
+from sharding.common.names import Names, all_names
+from sharding.graph.values import initializer, onnx_attributes, shape_of, use_instead
 from sharding.rules.base import Dim
 from sharding.rules.common import zero_is_zero
 
@@ -32,6 +32,33 @@ Entry: TypeAlias = "int | Pick | ir.Value"
 """One entry of a shape: a number, an element of a vector, or a value that is a vector of length 1."""
 _Piece: TypeAlias = "list[int] | tuple[ir.Value, list[int]] | ir.Value"
 """Entries beside each other: numbers, elements of one vector, or a vector."""
+
+
+class NodeWriter:
+    """Writes nodes before `place`, the node whose place they take; their values are named after `base`."""
+
+    def __init__(self, model: ir.Model, place: ir.Node | None = None) -> None:
+        import onnx_ir as ir
+
+        self.ir, self.graph, self.names = ir, model.graph, Names(all_names(model))
+        self.written = 0
+        if place is not None:
+            self.at(place)
+
+    def at(self, place: ir.Node) -> None:
+        """Goes on before another node, and names values after its first output."""
+        self.place, self.base = place, place.outputs[0].name or ""
+
+    def op(
+        self, op_type: str, inputs: Sequence[ir.Value | None], domain: str = "", **attributes: object
+    ) -> ir.Value:
+        """A node with one output."""
+        items = onnx_attributes(attributes)
+        node = self.ir.Node(domain, op_type, inputs, attributes=items, num_outputs=1)
+        node.outputs[0].name = self.names.fresh(f"{self.base}/{op_type}")
+        self.graph.insert_before(self.place, [node])
+        self.written += 1
+        return node.outputs[0]
 
 
 class GraphWriter:
@@ -80,6 +107,12 @@ class GraphWriter:
             return self.op("Gather", [piece[0], self.constant(piece[1])], axis=0)
         return piece
 
+    def times(self, one: Entry, other: Entry) -> Entry:
+        """The product of two entries."""
+        if isinstance(one, int) and isinstance(other, int):
+            return one * other
+        return self.op("Mul", [self.vector([one]), self.vector([other])])
+
     # Nodes.
 
     def unsqueezed(self, value: ir.Value, axis: int) -> ir.Value:
@@ -124,14 +157,8 @@ class GraphWriter:
         key = (kind, *numbers)
         if key not in self.constants:
             tensor = self.ir.tensor(np.asarray(numbers, kind))
-            made = self.ir.Value(
-                name=self.names.fresh("apart/" + "_".join(map(str, numbers))),
-                type=self.ir.TensorType(tensor.dtype),
-                shape=self.ir.Shape([len(numbers)]),
-                const_value=tensor,
-            )
-            self.graph.register_initializer(made)
-            self.constants[key] = made
+            name = self.names.fresh("apart/" + "_".join(map(str, numbers)))
+            self.constants[key] = initializer(name, tensor, self.graph)
         return self.constants[key]
 
 
@@ -141,8 +168,7 @@ def take_place(graph: ir.Graph, old: ir.Value, new: ir.Value, left: str | None =
     name, kind, shape = old.name, old.type, old.shape
     old.name = left
     new.name, new.type, new.shape = name, kind, shape
-    for user, index in list(old.uses()):
-        user.replace_input_with(index, new)
+    use_instead(old, new)
     for index, value in enumerate(graph.outputs):
         if value is old:
             graph.outputs[index] = new

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sharding.graph.fold import small_constant
-from sharding.graph.values import plain_attribute, shape_of
+from sharding.graph.values import initializer, plain_attribute, shape_of, use_instead
 from sharding.onnx_files.attributes import integer
 from sharding.rewrite.graph_writer import GraphWriter
 from sharding.rules.base import Dim
@@ -141,8 +141,7 @@ def _taken_apart(writer: GraphWriter, node: ir.Node) -> ir.Node:
         even = writer.described(writer.op("Cast", [even], to=int(source.dtype)), source, shape)
     made = writer.op("Mul", [even, scale])
     made.type, made.shape = result.type, writer.ir.Shape(list(shape))
-    for user, index in list(result.uses()):
-        user.replace_input_with(index, made)
+    use_instead(result, made)
     writer.graph.remove(node, safe=True)
     producer = mean.producer()
     assert producer is not None
@@ -157,14 +156,7 @@ def _like(writer: GraphWriter, made: ir.Value, old: ir.Value, shape: Sequence[Di
 
 def _number(writer: GraphWriter, number: float) -> ir.Value:
     tensor = writer.ir.tensor(np.asarray(number, np.float32))
-    made: ir.Value = writer.ir.Value(
-        name=writer.names.fresh("apart/epsilon"),
-        type=writer.ir.TensorType(tensor.dtype),
-        shape=writer.ir.Shape([]),
-        const_value=tensor,
-    )
-    writer.graph.register_initializer(made)
-    return made
+    return initializer(writer.names.fresh("apart/epsilon"), tensor, writer.graph)
 
 
 def _join(writer: GraphWriter, means: Sequence[ir.Value]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sharding.graph.fold import small_constant
-from sharding.graph.values import shape_of
+from sharding.graph.values import integer_of, shape_of, use_instead
 from sharding.rewrite.graph_writer import Entry, GraphWriter
 from sharding.rules.base import Dim
 from sharding.rules.products import length_of, product, quotient
@@ -61,7 +61,7 @@ def join_pieces(graph: ir.Graph, opset: int, known: Look) -> set[ir.Value]:
             continue
         pieces = _pieces(node, known)
         rank = len(shape_of(node.inputs[0]) or ())
-        axis = int(node.attributes["axis"].value) if "axis" in node.attributes else 0
+        axis = integer_of(node, "axis")
         if pieces is None or not -rank <= axis < rank:
             continue
         moved = _order(pieces, axis % rank)
@@ -142,7 +142,7 @@ def _split(
     node: ir.Node, shape: Shape, place: tuple[int, int], value: ir.Value, known: Look
 ) -> tuple[int, Dim] | None:
     index, count = place
-    axis = int(node.attributes["axis"].value) if "axis" in node.attributes else 0
+    axis = integer_of(node, "axis")
     if len(node.outputs) != count or node.outputs[index] is not value or not -len(shape) <= axis < len(shape):
         return None
     whole = shape[axis % len(shape)]
@@ -185,7 +185,7 @@ def _gather(
     node: ir.Node, shape: Shape, place: tuple[int, int], value: ir.Value, known: Look
 ) -> tuple[int, Dim] | None:
     index, count = place
-    axis = int(node.attributes["axis"].value) if "axis" in node.attributes else 0
+    axis = integer_of(node, "axis")
     taken = None if node.inputs[1] is None else small_constant(node.inputs[1])
     if taken is None or taken.ndim or not -len(shape) <= axis < len(shape) or shape[axis] != count:
         return None
@@ -215,17 +215,12 @@ def _write(writer: GraphWriter, node: ir.Node, pieces: Pieces, order: list[int],
     if order != sorted(order):
         value = writer.described(writer.op("Transpose", [value], perm=order), old, lengths)
     if pieces.added is None:
-        below = entries[joined + 1]
-        if isinstance(below, int):
-            whole: Entry = count * below
-        else:
-            whole = writer.op("Mul", [writer.vector([below]), writer.constant([count])])
+        whole = writer.times(entries[joined + 1], count)
         both = product(lengths[joined : joined + 2])
         lengths[joined : joined + 2] = [None if both is None else length_of(both)]
         entries[joined : joined + 2] = [whole]
         value = _reshape(writer, value, entries, lengths, old)
-    for user, index in list(old.uses()):
-        user.replace_input_with(index, value)
+    use_instead(old, value)
     writer.graph.remove(node, safe=True)
     value.name = old.name
     return value

@@ -35,6 +35,10 @@ class Form:
         both = product((self.outer, self.inner))
         return None if both is None else length_of(both)
 
+    def parted(self, shape: Sequence[Dim]) -> list[Dim]:
+        """A shape with both lengths in place of the merged one."""
+        return [*shape[: self.axis], self.outer, self.inner, *shape[self.axis + 1 :]]
+
     def agrees(self, other: Form) -> bool:
         """Whether two axes of one length are surely merged in the same way."""
         inner = isinstance(self.inner, int) and self.inner == other.inner

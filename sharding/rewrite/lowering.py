@@ -8,14 +8,12 @@ https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md list
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sharding.common.names import Names, all_names
-from sharding.graph.values import onnx_attributes, shape_of
-from sharding.rewrite.graph_writer import take_place
+from sharding.graph.values import initializer, shape_of
+from sharding.rewrite.graph_writer import NodeWriter, take_place
 from sharding.slices.domains import MICROSOFT
 
 if TYPE_CHECKING:
@@ -36,34 +34,26 @@ def lower(model: ir.Model) -> None:
     version = model.opset_imports.get("", 1)
     if version < OLDEST_OPSET:
         return
-    nodes = list(model.graph)
-    names = Names(all_names(model))
-    for node in nodes:
+    for node in list(model.graph):
         if (node.domain, node.op_type) == (MICROSOFT, "EmbedLayerNormalization"):
-            _Embedding(model.graph, node, version, names).write()
+            _Embedding(model, node).write(version)
 
 
-class _Embedding:
-    def __init__(self, graph: ir.Graph, node: ir.Node, version: int, names: Names) -> None:
-        import onnx_ir as ir
-
-        self.ir, self.graph, self.node, self.version, self.names = ir, graph, node, version, names
-        self.nodes: list[ir.Node] = []
-
+class _Embedding(NodeWriter):
     def input(self, index: int) -> ir.Value | None:
-        return self.node.inputs[index] if index < len(self.node.inputs) else None
+        return self.place.inputs[index] if index < len(self.place.inputs) else None
 
     def output(self, index: int) -> ir.Value | None:
         """An output that something reads."""
-        outputs = self.node.outputs
+        outputs = self.place.outputs
         value = outputs[index] if index < len(outputs) else None
         used = value is not None and bool(value.name) and (value.uses() or value in set(self.graph.outputs))
         return value if used else None
 
-    def write(self) -> None:
+    def write(self, version: int) -> None:
         needed = [value for i in (IDS, WORDS, PLACES, GAMMA, BETA) if (value := self.input(i)) is not None]
         mask, counts = self.input(MASK), self.output(1)
-        epsilon = self.node.attributes.get("epsilon")
+        epsilon = self.place.attributes.get("epsilon")
         unusual = epsilon is not None and epsilon.is_ref()
         if len(needed) < 5 or unusual or (counts is not None and mask is None):
             return
@@ -77,13 +67,12 @@ class _Embedding:
         normalized = self.op("LayerNormalization", [total, gamma, beta], axis=-1, epsilon=small)
         results = {0: normalized, 2: total}
         if counts is not None and mask is not None:
-            results[1] = self.count(mask)
-        self.graph.insert_before(self.node, self.nodes)
+            results[1] = self.count(mask, version)
         for index, value in results.items():
             old = self.output(index)
             if old is not None:
                 take_place(self.graph, old, value)
-        self.graph.remove(self.node, safe=True)
+        self.graph.remove(self.place, safe=True)
 
     def places(self, ids: ir.Value, table: ir.Value) -> ir.Value:
         """The embeddings of positions: those that are given, or the first ones of the table."""
@@ -105,32 +94,13 @@ class _Embedding:
         negative = self.op("Less", [indices, self.constant(0, np.int32)])
         return self.op("Where", [negative, self.constant(np.iinfo(np.int32).min, np.int32), indices])
 
-    def count(self, mask: ir.Value) -> ir.Value:
+    def count(self, mask: ir.Value, version: int) -> ir.Value:
         """How many ones each row of the mask has."""
         ones = self.op("Cast", [self.op("Equal", [mask, self.constant(1, np.int32)])], to=INT32)
-        if self.version >= REDUCE_SUM_AXES_ARE_AN_INPUT:
+        if version >= REDUCE_SUM_AXES_ARE_AN_INPUT:
             return self.op("ReduceSum", [ones, self.constant([1])], keepdims=0)
         return self.op("ReduceSum", [ones], axes=[1], keepdims=0)
 
     def constant(self, value: ArrayLike, kind: DTypeLike = np.int64) -> ir.Value:
         tensor = self.ir.tensor(np.asarray(value, dtype=kind))
-        name = f"{self.node.outputs[0].name}/part_{len(self.nodes)}"
-        found = self.ir.Value(
-            name=self.fresh(name),
-            type=self.ir.TensorType(tensor.dtype),
-            shape=self.ir.Shape(np.shape(value)),
-            const_value=tensor,
-        )
-        self.graph.register_initializer(found)
-        return found
-
-    def op(self, op_type: str, inputs: Sequence[ir.Value], **attributes: object) -> ir.Value:
-        items = onnx_attributes(attributes)
-        made = self.ir.Node("", op_type, inputs, attributes=items, num_outputs=1)
-        made.outputs[0].name = self.fresh(f"{self.node.outputs[0].name}/{op_type}")
-        self.nodes.append(made)
-        return made.outputs[0]
-
-    def fresh(self, wanted: str) -> str:
-        """A name that nothing in the graph has."""
-        return self.names.fresh(wanted)
+        return initializer(self.names.fresh(f"{self.base}/part_{self.written}"), tensor, self.graph)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sharding.graph.fold import small_constant
-from sharding.graph.values import plain_attribute, shape_of
+from sharding.graph.values import integer_of, plain_attribute, shape_of
 from sharding.rewrite.lifting import Form, Lift, View, lift
 from sharding.rewrite.merged_writer import Source, Writer, same
 from sharding.rules.base import Dim
@@ -154,7 +154,7 @@ class _Analysis:
         entries = self.known(node.inputs[1])
         if entries is None or entries.size != len(target):
             return False
-        zeros = not ("allowzero" in node.attributes and node.attributes["allowzero"].value)
+        zeros = not integer_of(node, "allowzero")
         base = self.forms.get(node.inputs[0]) if node.inputs[0] is not None else None
         copied = form.axis if base is None else min(form.axis, base.axis)  # axes that stay where they are
         return not zeros or all(
@@ -167,7 +167,7 @@ class _Analysis:
         shape, form = shape_of(value), self.forms.get(value)
         if shape is None or form is None:
             return None if shape is None else list(shape)
-        return [*shape[: form.axis], form.outer, form.inner, *shape[form.axis + 1 :]]
+        return form.parted(shape)
 
     def _group(self, value: ir.Value) -> ir.Value:
         while (parent := self.groups.get(value, value)) is not value:

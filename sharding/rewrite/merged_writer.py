@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from sharding.graph.values import shape_of
+from sharding.graph.values import integer_of, shape_of, use_instead
 from sharding.rewrite.graph_writer import Entry, GraphWriter, Pick
 from sharding.rewrite.lifting import Form, Lift
 from sharding.rules.base import Dim
@@ -69,9 +69,9 @@ class Writer(GraphWriter):
         kept = [item for name, item in node.attributes.items() if name not in plan.attributes]
         made = self.node(node.op_type, inputs, plan.attributes, kept, len(node.outputs))
         for old_value, new in zip(node.outputs, made, strict=True):
-            shape = list(shape_of(old_value) or ())
-            shape[plan.form.axis : plan.form.axis + 1] = [plan.form.outer, plan.form.inner]
-            self.apart[old_value] = self.described(new, old_value, shape)
+            self.apart[old_value] = self.described(
+                new, old_value, plan.form.parted(shape_of(old_value) or ())
+            )
 
     def _merging(self, node: ir.Node, plan: Source) -> None:
         """What the node makes, without merging."""
@@ -80,15 +80,13 @@ class Writer(GraphWriter):
         assert given is not None
         axis = form.axis
         if node.op_type == "Tile":
-            shape = list(shape_of(old) or shape_of(value) or ())
-            shape[axis : axis + 1] = [form.outer, form.inner]
+            shape = form.parted(shape_of(old) or shape_of(value) or ())
             entries = self._entries(given, len(shape) - 1)
             counts = self.vector([*entries[: axis + 1], 1, *entries[axis + 1 :]])
             made = self.op("Tile", [self.unsqueezed(value, axis), counts])
             self.apart[old] = self.described(made, old, shape)
             return
-        shape = list(shape_of(old) or ())
-        shape[axis : axis + 1] = [form.outer, form.inner]
+        shape = form.parted(shape_of(old) or ())
         if same(shape_of(value), shape):
             self.apart[old] = value
             return
@@ -102,7 +100,7 @@ class Writer(GraphWriter):
         assert given is not None
         known = self.known(given)
         entries = self._entries(given, len(whole))
-        copying = not ("allowzero" in node.attributes and node.attributes["allowzero"].value)
+        copying = not integer_of(node, "allowzero")
         for place, said in enumerate(whole):
             if entries[place] == 0 and isinstance(said, int):
                 entries[place] = said
@@ -169,13 +167,7 @@ class Writer(GraphWriter):
     def _together(self, new: ir.Value, axis: int) -> list[Entry]:
         """The lengths of a value whose axes ``axis`` and ``axis`` + 1 are one."""
         lengths = self.lengths(new)
-        outer, inner = lengths[axis : axis + 2]
-        both: Entry
-        if isinstance(outer, int) and isinstance(inner, int):
-            both = outer * inner
-        else:
-            both = self.op("Mul", [self.vector([outer]), self.vector([inner])])
-        return [*lengths[:axis], both, *lengths[axis + 2 :]]
+        return [*lengths[:axis], self.times(*lengths[axis : axis + 2]), *lengths[axis + 2 :]]
 
     def _measured(self, user: ir.Node, new: ir.Value, axis: int) -> None:
         """The shape of the merged value, for a Shape node."""
@@ -185,8 +177,7 @@ class Writer(GraphWriter):
 
     def _instead(self, user: ir.Node, value: ir.Value) -> None:
         """A value in place of a node's only output, which is no output of the graph."""
-        for reader, index in list(user.outputs[0].uses()):
-            reader.replace_input_with(index, value)
+        use_instead(user.outputs[0], value)
         self.graph.remove(user, safe=True)
 
     def _reshaped(self, user: ir.Node, new: ir.Value, axis: int) -> bool:
@@ -206,7 +197,7 @@ class Writer(GraphWriter):
         if given is None or shape is None:
             return False
         entries = self._entries(given, len(shape))
-        if not ("allowzero" in user.attributes and user.attributes["allowzero"].value):
+        if not integer_of(user, "allowzero"):
             whole = self._together(new, axis) if 0 in entries else []
             entries = [
                 (length if isinstance(length, int) else whole[i]) if entry == 0 else entry

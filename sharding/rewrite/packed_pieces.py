@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sharding.common.names import Names, all_names
-from sharding.graph.values import onnx_attributes, shape_of
+from sharding.graph.values import initializer, shape_of
 from sharding.onnx_files.tensors import locate
-from sharding.rewrite.graph_writer import take_place
+from sharding.rewrite.graph_writer import NodeWriter, take_place
 from sharding.rules.base import Dim
 
 if TYPE_CHECKING:
@@ -61,22 +60,18 @@ class Chain:
     """Nodes between, with the bias that each adds."""
 
 
-class Pieces:
+class Pieces(NodeWriter):
     """Writes products of pieces into a graph."""
 
     def __init__(self, model: ir.Model, path: Path) -> None:
-        import onnx_ir as ir
-
-        self.ir, self.graph, self.path = ir, model.graph, path
-        self.names = Names(all_names(model))
+        super().__init__(model)
+        self.path = path
         self.parts: dict[tuple[ir.Value, int, int], ir.Value] = {}
-        self.place: ir.Node
-        self.base = ""
 
     def replace(self, chain: Chain, cuts: list[Piece]) -> None:
         """Writes a product for each piece in place of the whole."""
         product = chain.product
-        self.place, self.base = product.node, product.node.outputs[0].name or ""
+        self.at(product.node)
         for piece in cuts:
             value = self._product(product, piece)
             for node, bias in chain.links:
@@ -99,7 +94,7 @@ class Pieces:
     def _turned(self, weight: Weight, turn: ir.Node, part: ir.Value, piece: Piece, columns: Dim) -> ir.Value:
         shape = list(shape_of(part) or ())
         if turn.op_type == "Transpose":
-            return self.op("Transpose", [part], shape[::-1], part.type, perm=[1, 0])
+            return self.typed(self.op("Transpose", [part], perm=[1, 0]), shape[::-1], part.type)
         inputs = [part, *turn.inputs[1:]]
         for other in weight.beside:
             inputs[other.index] = self._part(other, piece, columns)
@@ -118,12 +113,12 @@ class Pieces:
     def _again(self, node: ir.Node, inputs: list[ir.Value | None], shape: list[Dim], **more: int) -> ir.Value:
         """The same node with other inputs, which gives this shape."""
         kept = {name: item for name, item in node.attributes.items() if name not in more}
-        made = self.op(node.op_type, inputs, shape, node.outputs[0].type, node.domain, **more)
+        made = self.op(node.op_type, inputs, node.domain, **more)
         producer = made.producer()
         assert producer is not None
         for item in kept.values():
             producer.attributes.add(item)
-        return made
+        return self.typed(made, shape, node.outputs[0].type)
 
     def _part(self, weight: Weight, piece: Piece, columns: Dim) -> ir.Value:
         """Some columns of a weight; read from its file whenever a part of them is written."""
@@ -142,7 +137,7 @@ class Pieces:
         index[weight.axis] = slice(piece.start * scale, (piece.start + piece.length) * scale)
         shape = list(located.shape)
         shape[weight.axis] = piece.length * scale
-        name = self._fresh(f"{weight.value.name}/columns_{piece.start}")
+        name = self.names.fresh(f"{weight.value.name}/columns_{piece.start}")
 
         def columns_of() -> ir.TensorProtocol:
             cut = np.ascontiguousarray(located.array()[tuple(index)])
@@ -150,43 +145,20 @@ class Pieces:
             return made
 
         part = self.ir.LazyTensor(columns_of, dtype=tensor.dtype, shape=self.ir.Shape(shape), name=name)
-        return self._initializer(name, part)
+        return initializer(name, part, self.graph)
 
     def constant(self, value: Array) -> ir.Value:
         """A small constant."""
-        return self._initializer(self._fresh(f"{self.base}/shape"), self.ir.tensor(value))
+        return initializer(self.names.fresh(f"{self.base}/shape"), self.ir.tensor(value), self.graph)
 
-    def _initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-        made = self.ir.Value(
-            name=name,
-            type=self.ir.TensorType(tensor.dtype),
-            shape=self.ir.Shape(tensor.shape.numpy()),
-            const_value=tensor,
-        )
-        self.graph.register_initializer(made)
-        return made
-
-    def op(
-        self,
-        op_type: str,
-        inputs: list[ir.Value | None],
-        shape: list[Dim],
-        kind: ir.TypeProtocol | None,
-        domain: str = "",
-        **attributes: object,
-    ) -> ir.Value:
-        """A node before the product's place, with one output of this type and shape."""
-        items = onnx_attributes(attributes)
-        made = self.ir.Node(domain, op_type, inputs, attributes=items, num_outputs=1)
-        value = made.outputs[0]
-        value.name = self._fresh(f"{self.base}/{op_type}")
+    def typed(self, value: ir.Value, shape: list[Dim], kind: ir.TypeProtocol | None) -> ir.Value:
+        """A value that was made, with this type and shape."""
         value.type, value.shape = kind, self.ir.Shape(shape)
-        self.graph.insert_before(self.place, [made])
         return value
 
     def rename(self, old: ir.Value, new: ir.Value) -> None:
         """The new value takes the old one's name and place, also among the graph's outputs."""
-        take_place(self.graph, old, new, self._fresh(f"{old.name}/packed"))
+        take_place(self.graph, old, new, self.names.fresh(f"{old.name}/packed"))
 
     def _tidy(self, weights: list[ir.Value]) -> None:
         """Removes the whole product, what nothing reads any more, and its weights."""
@@ -204,6 +176,3 @@ class Pieces:
         for value in weights:
             if not value.uses():
                 del self.graph.initializers[value.name or ""]
-
-    def _fresh(self, wanted: str) -> str:
-        return self.names.fresh(wanted)

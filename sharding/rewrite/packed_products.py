@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sharding.graph.fold import small_constant
-from sharding.graph.values import shape_of
+from sharding.graph.values import integer_of, shape_of
 from sharding.rewrite.packed_pieces import Chain, Piece, Pieces, Product, Weight
 from sharding.slices.domains import MICROSOFT
 
@@ -67,7 +67,7 @@ def _product(node: ir.Node) -> Product | None:
         return _quantized(node)
     if kind not in {("", "MatMul"), ("", "Gemm")}:
         return None
-    transposed = kind[1] == "Gemm" and bool(_integer(node, "transB", 0))
+    transposed = kind[1] == "Gemm" and bool(integer_of(node, "transB"))
     found = _weight(node, 1, 0 if transposed else 1)
     shape = None if found is None else shape_of(found.value)
     if found is None or shape is None or len(shape) != SQUARE:
@@ -86,7 +86,7 @@ def _product(node: ir.Node) -> Product | None:
 
 
 def _quantized(node: ir.Node) -> Product | None:
-    columns, rows = _integer(node, "N", 0), _integer(node, "K", 0)
+    columns, rows = integer_of(node, "N"), integer_of(node, "K")
     weights = []
     for index in COLUMN_INPUTS:
         value = node.inputs[index] if index < len(node.inputs) else None
@@ -98,11 +98,6 @@ def _quantized(node: ir.Node) -> Product | None:
             return None
         weights.append(found)
     return Product(node, columns, rows, weights) if columns > 0 and rows > 0 and weights else None
-
-
-def _integer(node: ir.Node, name: str, default: int) -> int:
-    value = None if (attribute := node.attributes.get(name)) is None else attribute.value
-    return value if isinstance(value, int) else default
 
 
 def _weight(node: ir.Node, index: int, axis: int) -> Weight | None:
@@ -141,7 +136,7 @@ def _dequantized(turn: ir.Node, result: ir.Value | None, index: int, axis: int) 
             continue
         if len(own) == SQUARE and own[axis] == shape[axis]:
             beside.append(Weight(place, other, axis))
-        elif len(own) == 1 and _integer(turn, "axis", 1) % SQUARE == axis and own[0] == shape[axis]:
+        elif len(own) == 1 and integer_of(turn, "axis", 1) % SQUARE == axis and own[0] == shape[axis]:
             beside.append(Weight(place, other, 0))
         elif len(own) != 1 or own[0] != shape[1 - axis]:
             return None
@@ -212,7 +207,7 @@ def _of_attention(value: ir.Value) -> bool:
 
 def _attention(node: ir.Node, columns: int) -> list[Piece] | None:
     """Packed queries, keys and values of grouped heads, which the operator takes apart by itself."""
-    heads, pairs = _integer(node, "num_heads", 0), _integer(node, "kv_num_heads", 0)
+    heads, pairs = integer_of(node, "num_heads"), integer_of(node, "kv_num_heads")
     given = node.inputs[KEYS : VALUES + 1]
     if (
         any(value is not None for value in given)
@@ -285,7 +280,7 @@ def _slice(node: ir.Node, axis: int, length: int) -> tuple[int, int] | None:
 def _split(node: ir.Node, axis: int, length: int, unit: int, heads: list[int] | None) -> list[Piece] | None:
     rank = len(shape_of(node.inputs[0]) or ())
     lengths = [(shape_of(value) or (None,) * rank)[axis] for value in node.outputs]
-    if _integer(node, "axis", 0) % max(rank, 1) != axis or any(
+    if integer_of(node, "axis") % max(rank, 1) != axis or any(
         not isinstance(n, int) or n < 1 for n in lengths
     ):
         return None
@@ -312,7 +307,7 @@ def _looked_up(node: ir.Node, axis: int, length: int, unit: int, heads: list[int
     for user, index in value.uses():
         second = user.inputs[1] if index == 0 and user.op_type == "GatherND" else None
         indices = None if second is None else small_constant(second)
-        plain = not user.domain and _integer(user, "batch_dims", 0) == 0
+        plain = not user.domain and integer_of(user, "batch_dims") == 0
         if indices is None or indices.shape != (1, 1) or not plain or not -length <= indices[0, 0] < length:
             return None
         start = int(indices[0, 0]) % length
@@ -332,9 +327,10 @@ def _as_output(
             columns = (shape_of(value) or ())[-1]
             assert isinstance(columns, int)
             target = pieces.constant(np.asarray([*heads[:-1], columns // heads[-1], heads[-1]]))
-            value = pieces.op("Reshape", [value, target], shape, old.type)
+            value = pieces.typed(pieces.op("Reshape", [value, target]), shape, old.type)
         if perm is not None:
-            value = pieces.op("Transpose", [value], [shape[axis] for axis in perm], old.type, perm=perm)
+            value = pieces.op("Transpose", [value], perm=perm)
+            pieces.typed(value, [shape[axis] for axis in perm], old.type)
         pieces.rename(old, value)
 
     return write

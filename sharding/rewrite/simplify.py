@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sharding.graph.values import shape_of
+from sharding.graph.values import initializer, shape_of
 from sharding.rules.base import Dim
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+Shape = tuple[Dim, ...]
+Three = tuple["ir.Node", "ir.Node", "ir.Node"]
 EXPAND_OPSET = 8
 """The first with Expand."""
 
@@ -25,45 +27,44 @@ def simplify(graph: ir.Graph, opset: int) -> None:
     """
     for node in list(graph):
         if node.op_type == "Reshape" and not node.domain:
-            _transposed_in_between(graph, node)
-            _heads_of_batch(graph, node)
+            _turned(graph, node)
         elif node.op_type == "Tile" and not node.domain and opset >= EXPAND_OPSET:
             _repeated(node)
 
 
-def _transposed_in_between(graph: ir.Graph, last: ir.Node) -> None:
+def _turned(graph: ir.Graph, last: ir.Node) -> None:
+    """Rewrites a Reshape, a Transpose and a Reshape, of which nothing else uses what is in between."""
+    turn = _only_use(last.inputs[0], "Transpose")
+    first = None if turn is None else _only_use(turn.inputs[0], "Reshape")
+    attribute = None if turn is None else turn.attributes.get("perm")
+    if turn is None or first is None or attribute is None or attribute.is_ref():
+        return
+    shapes = [shape_of(value) for value in (first.inputs[0], turn.inputs[0], last.outputs[0])]
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) == len(shapes):
+        for rewrite in (_transposed_in_between, _heads_of_batch):
+            rewrite(graph, (first, turn, last), list(attribute.as_ints()), known)
+
+
+def _transposed_in_between(graph: ir.Graph, nodes: Three, perm: list[int], shapes: list[Shape]) -> None:
     """Reshape, Transpose, Reshape that merge leading axes, turn the others, and take the axes apart again.
 
     Exporters write so the transposed keys of attention: [batch, heads, length, size] as [-1, length, size],
     [-1, size, length], [batch, heads, size, length]. With a symbolic batch the merged axis has no known
     length, and nothing could be said of the heads in it. One Transpose does the same.
     """
-    turn = _only_use(last.inputs[0], "Transpose")
-    first = None if turn is None else _only_use(turn.inputs[0], "Reshape")
-    if turn is None or first is None or first.inputs[0] is None:
-        return
-    source, merged = shape_of(first.inputs[0]), shape_of(turn.inputs[0])
-    result, attribute = shape_of(last.outputs[0]), turn.attributes.get("perm")
-    if source is None or merged is None or result is None or attribute is None or attribute.is_ref():
-        return
-    perm, leading = list(attribute.as_ints()), len(source) - len(merged) + 1
+    (first, turn, last), (source, merged, result) = nodes, shapes
+    leading = len(source) - len(merged) + 1
     if leading < 1 or sorted(perm) != list(range(len(merged))) or perm[0] != 0:
         return
     moved = [source[leading - 1 + axis] for axis in perm[1:]]
     if not _equal(merged[1:], source[leading:]) or not _equal(result, [*source[:leading], *moved]):
         return
-    import onnx_ir as ir
-
-    axes = [*range(leading), *(leading - 1 + axis for axis in perm[1:])]
-    last.op_type = "Transpose"
-    last.replace_input_with(0, first.inputs[0])
-    last.resize_inputs(1)
-    last.attributes.clear()
-    last.attributes.add(ir.AttrInt64s("perm", axes))
+    _becomes_transpose(last, first.inputs[0], [*range(leading), *(leading - 1 + axis for axis in perm[1:])])
     graph.remove([turn, first], safe=True)
 
 
-def _heads_of_batch(graph: ir.Graph, last: ir.Node) -> None:
+def _heads_of_batch(graph: ir.Graph, nodes: Three, perm: list[int], shapes: list[Shape]) -> None:
     """Heads taken out of the last axis into that of the batch, brought to the front, and apart again.
 
     Attention with the sequence first is written so: [length, batch, heads * size] as [length, batch * heads,
@@ -72,15 +73,8 @@ def _heads_of_batch(graph: ir.Graph, last: ir.Node) -> None:
     """
     import onnx_ir as ir
 
-    turn = _only_use(last.inputs[0], "Transpose")
-    first = None if turn is None else _only_use(turn.inputs[0], "Reshape")
-    if turn is None or first is None or first.inputs[0] is None or len(first.inputs) < 2:
-        return
-    source, merged, result = (shape_of(v) for v in (first.inputs[0], turn.inputs[0], last.outputs[0]))
-    attribute = turn.attributes.get("perm")
-    if attribute is None or attribute.is_ref() or list(attribute.as_ints()) != [1, 0, 2]:
-        return
-    if source is None or merged is None or result is None or (len(source), len(result)) != (3, 4):
+    (first, turn, last), (source, merged, result) = nodes, shapes
+    if perm != [1, 0, 2] or len(first.inputs) < 2 or (len(source), len(result)) != (3, 4):
         return
     (length, batch, width), (heads, size) = source, (result[1], result[3])
     if not isinstance(heads, int) or not isinstance(size, int) or heads * size != width or width == 0:
@@ -89,21 +83,26 @@ def _heads_of_batch(graph: ir.Graph, last: ir.Node) -> None:
         return
     shape = ir.tensor([0, 0, heads, size], dtype=ir.DataType.INT64)
     name = f"{last.outputs[0].name}/heads"
-    target = ir.Value(name=name, type=ir.TensorType(shape.dtype), shape=ir.Shape([4]), const_value=shape)
     taken = {value.name for node in graph for value in node.outputs} | {value.name for value in graph.inputs}
     if name in taken or name in graph.initializers:
         return
-    graph.register_initializer(target)
+    target = initializer(name, shape, graph)
     # The three nodes become two: the first one's value changes, but nothing else reads it.
     first.replace_input_with(1, target)
     first.attributes.clear()
     first.outputs[0].shape = ir.Shape([length, batch, heads, size])
-    last.op_type = "Transpose"
-    last.replace_input_with(0, first.outputs[0])
-    last.resize_inputs(1)
-    last.attributes.clear()
-    last.attributes.add(ir.AttrInt64s("perm", [1, 2, 0, 3]))
+    _becomes_transpose(last, first.outputs[0], [1, 2, 0, 3])
     graph.remove([turn], safe=True)
+
+
+def _becomes_transpose(node: ir.Node, value: ir.Value | None, axes: list[int]) -> None:
+    import onnx_ir as ir
+
+    node.op_type = "Transpose"
+    node.replace_input_with(0, value)
+    node.resize_inputs(1)
+    node.attributes.clear()
+    node.attributes.add(ir.AttrInt64s("perm", axes))
 
 
 def _repeated(node: ir.Node) -> None:

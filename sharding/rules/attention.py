@@ -11,15 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from sharding.onnx_files.attributes import integer, integers
-from sharding.rules.base import Dim, Emitter, NodeView, Option, Value, Values, rule
-from sharding.rules.common import (
-    Shape,
-    absent,
-    dim,
-    option,
-    partial_option,
-    shape_of,
-)
+from sharding.rules.base import Dim, Emit, Emitter, NodeView, Option, Value, Values, rule
+from sharding.rules.common import Shape, absent, dim, option, partial_option, shape_of
 from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import REPLICATED, Placement, Split
 
@@ -36,18 +29,6 @@ def divided_counts(node: NodeView, e: Emitter, values: Values) -> list[Value]:
     if sizes := integers(node.attributes, "qkv_hidden_sizes"):
         changed["qkv_hidden_sizes"] = [size // e.world for size in sizes]
     return e.copy(values, **changed)
-
-
-def _broadcast_part(shape: Shape | None, axis: int, length: Dim) -> Split | bool | None:
-    """How an operand broadcast to [batch, heads, queries, keys] is cut where ``axis`` (from the end) is cut.
-
-    None: not at all, it has length 1 there or lacks the axis; False: unknown.
-    """
-    if shape is None:
-        return False
-    if len(shape) < -axis or shape[axis] == 1:
-        return None
-    return Split(len(shape) + axis) if shape[axis] == length else False
 
 
 def copies_of(node: NodeView, heads: Dim, pairs: Dim) -> int | None:
@@ -69,24 +50,26 @@ def shared_heads(node: NodeView, axis: int, copies: int) -> Placement:
     return REPLICATED if copies == node.world else Split(axis, copies=copies)
 
 
-def first_outputs(node: NodeView, placements: Sequence[Placement]) -> list[Placement]:
-    return list(placements[: len(node.output_shapes)])
-
-
-def given_parts(node: NodeView, parts: Mapping[int, Placement]) -> dict[int, Placement]:
-    return {index: placement for index, placement in parts.items() if not absent(node, index)}
-
-
-def with_broadcast(
-    node: NodeView, parts: Mapping[int, Placement], index: int, axis: int, length: Dim
-) -> dict[int, Placement] | None:
-    """These parts and that of a broadcast operand; None where it cannot be told."""
-    if absent(node, index):
-        return dict(parts)
-    part = _broadcast_part(shape_of(node, index), axis, length)
-    if isinstance(part, bool):
-        return None
-    return dict(parts) if part is None else {**parts, index: part}
+def broadcast_option(  # noqa: PLR0917 - the operand, and where it is cut, then what `option` takes
+    node: NodeView,
+    parts: Mapping[int, Placement],
+    operand: int | None,
+    axis: int,
+    length: Dim,
+    outputs: Sequence[Placement] | Placement,
+    emit: Emit | None = None,
+) -> list[Option]:
+    """The option with these parts and that of an operand which is broadcast to [batch, heads, queries, keys],
+    where ``axis`` (from the end), so long, is cut; none where it cannot be told how that goes with it."""
+    if operand is not None and not absent(node, operand):
+        shape = shape_of(node, operand)
+        if shape is None:
+            return []
+        if len(shape) >= -axis and shape[axis] != 1:
+            if shape[axis] != length:
+                return []
+            parts = {**parts, operand: Split(len(shape) + axis)}
+    return [option(node, parts, outputs, emit)]
 
 
 @rule("Attention")
@@ -103,24 +86,18 @@ def attention(node: NodeView) -> list[Option]:
     if copies is not None:
         own, cache = Split(1 if four else 2), shared_heads(node, 1, copies)
         shared = shared_heads(node, own.axis, copies)
-        parts = given_parts(node, {0: own, 1: shared, 2: shared, 4: cache, 5: cache})
-        whole = with_broadcast(node, parts, 3, -3, heads)
-        if whole is not None:
-            emit = partial(divided_counts, node) if node.attributes.get("q_num_heads") else None
-            options.append(option(node, whole, first_outputs(node, [own, cache, cache, Split(1)]), emit))
+        parts = {0: own, 1: shared, 2: shared, 4: cache, 5: cache}
+        emit = partial(divided_counts, node) if node.attributes.get("q_num_heads") else None
+        options += broadcast_option(node, parts, 3, -3, heads, [own, cache, cache, Split(1)], emit)
     if node.divisible(query[0]):
-        first = Split(0)
-        parts = given_parts(node, dict.fromkeys((0, 1, 2, 4, 5, 6), first))
-        whole = with_broadcast(node, parts, 3, -4, query[0])
-        if whole is not None:
-            options.append(option(node, whole, first))
+        rows = dict.fromkeys((0, 1, 2, 4, 5, 6), Split(0))
+        options += broadcast_option(node, rows, 3, -4, query[0], Split(0))
     length = query[2 if four else 1]
     causal = node.attributes.get("is_causal", 0) or not absent(node, 4) or not absent(node, 6)
     if node.divisible(length) and not causal:
-        rows = Split(2 if four else 1)
-        whole = with_broadcast(node, {0: rows}, 3, -2, length)
-        if whole is not None:
-            options.append(option(node, whole, first_outputs(node, [rows, REPLICATED, REPLICATED, Split(2)])))
+        own = Split(2 if four else 1)
+        outputs: list[Placement] = [own, REPLICATED, REPLICATED, Split(2)]
+        options += broadcast_option(node, {0: own}, 3, -2, length, outputs)
     return options
 
 
@@ -150,22 +127,17 @@ def _fused(
     sizes = integers(node.attributes, "qkv_hidden_sizes") or [1, 1, 1]
     options: list[Option] = []
     if node.divisible(heads) and node.divisible(weights[1], 3) and len(set(sizes)) == 1:
-        vectors = dict.fromkeys((2, *per_column), Split(0, 3))
-        parts = given_parts(node, {1: Split(1, 3), past: Split(2), **vectors})
-        whole = parts if bias is None else with_broadcast(node, parts, bias, -3, heads)
-        if whole is not None:
-            outputs = first_outputs(node, [Split(2), Split(2)])
-            options.append(option(node, whole, outputs, partial(divided_counts, node)))
+        parts = {1: Split(1, 3), past: Split(2), **dict.fromkeys((2, *per_column), Split(0, 3))}
+        emit = partial(divided_counts, node)
+        options += broadcast_option(node, parts, bias, -3, heads, [Split(2), Split(2)], emit)
     batch = _batch_mask(node, mask, shape[0])
     if node.divisible(shape[0]) and batch is not None:
-        parts = given_parts(node, {0: Split(0), past: Split(1), **batch})
-        whole = parts if bias is None else with_broadcast(node, parts, bias, -4, shape[0])
-        if whole is not None:
-            options.append(option(node, whole, first_outputs(node, [Split(0), Split(1)])))
+        rows = {0: Split(0), past: Split(1), **batch}
+        options += broadcast_option(node, rows, bias, -4, shape[0], [Split(0), Split(1)])
     return options
 
 
-def _batch_mask(node: NodeView, index: int, batch: Dim) -> dict[int, Placement] | None:
+def _batch_mask(node: NodeView, index: int, batch: Dim) -> dict[int, Split] | None:
     """How a mask is cut with the batch; None where it cannot be. Ends then starts of rows are two blocks."""
     if absent(node, index):
         return {}
@@ -196,28 +168,17 @@ def _multi_head(node: NodeView, *, bias: int, mask: int, added: int, past: int, 
         return []
     options: list[Option] = []
     widths = [shape[2] for shape in shapes if shape is not None and len(shape) == 3]
-    biased = not absent(node, bias)
     one_width = len(set(widths)) == 1 and isinstance(widths[0], int)
-    if node.divisible(heads) and (not biased or (one_width and len(query) == 3)):
-        parts: dict[int, Placement] = {
-            # [batch, heads, length, size] has its heads on axis 1, all others on axis 2.
-            i: Split(1 if len(shape) == 4 else 2)
-            for i, shape in enumerate(shapes)
-            if shape is not None
-        }
-        cache = Split(1)
-        parts |= given_parts(node, {past: cache, past + 1: cache, bias: Split(0, 3)})
-        whole = with_broadcast(node, parts, added, -3, heads)
-        if whole is not None:
-            outputs = first_outputs(node, [Split(2), cache, cache, cache])
-            options.append(option(node, whole, outputs, partial(divided_counts, node)))
+    if node.divisible(heads) and (absent(node, bias) or (one_width and len(query) == 3)):
+        # [batch, heads, length, size] has its heads on axis 1, all others on axis 2.
+        parts = {i: Split(1 if len(shape or ()) == 4 else 2) for i, shape in enumerate(shapes)}
+        parts |= {past: Split(1), past + 1: Split(1), bias: Split(0, 3)}
+        outputs = [Split(2), *[Split(1)] * 3]
+        options += broadcast_option(node, parts, added, -3, heads, outputs, partial(divided_counts, node))
     batch = _batch_mask(node, mask, query[0])
     if node.divisible(query[0]) and batch is not None:
-        first = Split(0)
-        parts = given_parts(node, {**dict.fromkeys((0, 1, 2, past, past + 1, beams), first), **batch})
-        whole = with_broadcast(node, parts, added, -4, query[0])
-        if whole is not None:
-            options.append(option(node, whole, first))
+        rows = {**dict.fromkeys((0, 1, 2, past, past + 1, beams), Split(0)), **batch}
+        options += broadcast_option(node, rows, added, -4, query[0], Split(0))
     return options + _queries(node, mask, added, past)
 
 
@@ -228,16 +189,11 @@ def _queries(node: NodeView, mask: int, added: int, past: int) -> list[Option]:
     separate = len(query) == 3 and not absent(node, 1) and node.op_type == "MultiHeadAttention"
     if causal or not separate or not node.divisible(query[1]):
         return []
-    parts: dict[int, Placement] = {0: Split(1)}
-    if not absent(node, mask):
-        if masked is None or len(masked) not in (2, 3):
-            return []
-        if len(masked) == 3:
-            parts[mask] = Split(1)
-    whole = with_broadcast(node, parts, added, -2, query[1])
-    if whole is None:
+    if not absent(node, mask) and (masked is None or len(masked) not in (2, 3)):
         return []
-    return [option(node, whole, first_outputs(node, [Split(1), REPLICATED, REPLICATED, Split(2)]))]
+    by_query = (0, mask) if masked is not None and len(masked) == 3 else (0,)
+    outputs: list[Placement] = [Split(1), REPLICATED, REPLICATED, Split(2)]
+    return broadcast_option(node, dict.fromkeys(by_query, Split(1)), added, -2, query[1], outputs)
 
 
 @rule("PackedAttention", domain=MICROSOFT)
@@ -247,10 +203,8 @@ def packed_attention(node: NodeView) -> list[Option]:
     heads, sizes = integer(node.attributes, "num_heads", 0), integers(node.attributes, "qkv_hidden_sizes")
     if weights is None or not node.divisible(heads) or not node.divisible(weights[1], 3):
         return []
-    whole = with_broadcast(node, {1: Split(1, 3), 2: Split(0, 3)}, 5, -3, heads)
-    if whole is None or len(set(sizes or (1,))) != 1:
-        return []
-    return [option(node, whole, Split(1), partial(divided_counts, node))]
+    parts, emit = {1: Split(1, 3), 2: Split(0, 3)}, partial(divided_counts, node)
+    return broadcast_option(node, parts, 5, -3, heads, Split(1), emit) if len(set(sizes or (1,))) == 1 else []
 
 
 @rule("PackedMultiHeadAttention", domain=MICROSOFT)
@@ -260,12 +214,11 @@ def packed_multi_head_attention(node: NodeView) -> list[Option]:
     heads = integer(node.attributes, "num_heads", 0)
     if shapes[0] is None or not node.divisible(heads):
         return []
-    biased = not absent(node, 3)
-    if biased and len({shape[1] if shape and len(shape) == 2 else None for shape in shapes}) != 1:
+    widths = {shape[1] if shape and len(shape) == 2 else None for shape in shapes}
+    if not absent(node, 3) and len(widths) != 1:
         return []
-    parts = given_parts(node, {0: Split(1), 1: Split(1), 2: Split(1), 3: Split(0, 3)})
-    whole = with_broadcast(node, parts, 6, -3, heads)
-    return [] if whole is None else [option(node, whole, Split(1), partial(divided_counts, node))]
+    parts = {0: Split(1), 1: Split(1), 2: Split(1), 3: Split(0, 3)}
+    return broadcast_option(node, parts, 6, -3, heads, Split(1), partial(divided_counts, node))
 
 
 @rule("RotaryEmbedding")
@@ -301,12 +254,9 @@ def rotary_embedding_of_several_axes(node: NodeView) -> list[Option]:
 
 def _rotary(node: NodeView, *, caches: tuple[int, int], positions: int) -> list[Option]:
     shape, cosines = node.shapes[0], shape_of(node, caches[0])
-    if (
-        shape is None
-        or len(shape) not in (3, 4)
-        or cosines is None
-        or node.attributes.get("is_packed_batching")
-    ):
+    if shape is None or len(shape) not in (3, 4) or cosines is None:
+        return []
+    if node.attributes.get("is_packed_batching"):
         return []
     four = len(shape) == 4
     by_element = list(caches) if len(cosines) == 3 else []
@@ -317,21 +267,17 @@ def _rotary(node: NodeView, *, caches: tuple[int, int], positions: int) -> list[
     given = shape_of(node, positions)
     if not absent(node, positions):
         if given is None or len(given) != 2:
-            return options + ([] if given is None else _rotary_batch(node, {}))
+            alone = given is not None and node.divisible(shape[0])
+            return options + ([option(node, {0: Split(0)}, Split(0))] if alone else [])
         by_element.append(positions)
     for axis, own in ((0, 0), (1, 2 if four else 1)):
+        # Without positions the caches are looked up by place: only their own rows may be cut with X.
+        if axis and not by_element:
+            continue
         if node.divisible(shape[own]) and all(dim(shape_of(node, i), axis) == shape[own] for i in by_element):
-            parts: dict[int, Placement] = {0: Split(own), **dict.fromkeys(by_element, Split(axis))}
-            # Without positions the caches are looked up by place: only their own rows may be cut with X.
-            if axis == 0 or by_element:
-                options.append(option(node, parts, Split(own)))
+            parts = {0: Split(own), **dict.fromkeys(by_element, Split(axis))}
+            options.append(option(node, parts, Split(own)))
     return options
-
-
-def _rotary_batch(node: NodeView, parts: Mapping[int, Placement]) -> list[Option]:
-    if not node.divisible((node.shapes[0] or ())[0]):
-        return []
-    return [option(node, {**parts, 0: Split(0)}, Split(0))]
 
 
 def _rotary_heads(node: NodeView, cosines: Shape) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -37,13 +37,12 @@ def option(
     *,
     divides_work: bool = True,
 ) -> Option:
-    """An option with these inputs (all others replicated) and outputs (a single placement: all outputs)."""
-    return Option(
-        inputs=tuple(inputs.get(i, REPLICATED) for i in range(len(node.shapes))),
-        outputs=tuple([outputs] * len(node.output_shapes) if isinstance(outputs, Placement) else outputs),
-        emit=emit,
-        divides_work=divides_work,
-    )
+    """An option with these inputs (all others, and those that are absent, replicated) and these outputs, as
+    far as the node has them (a single placement: all outputs)."""
+    placed = [REPLICATED if absent(node, i) else inputs.get(i, REPLICATED) for i in range(len(node.shapes))]
+    count = len(node.output_shapes)
+    made = [outputs] * count if isinstance(outputs, Placement) else outputs[:count]
+    return Option(tuple(placed), tuple(made), emit, divides_work)
 
 
 def partial_option(node: NodeView, inputs: Sequence[int] = (0,), emit: Emit | None = None) -> list[Option]:
@@ -53,7 +52,7 @@ def partial_option(node: NodeView, inputs: Sequence[int] = (0,), emit: Emit | No
     return [option(node, dict.fromkeys(inputs, PARTIAL), PARTIAL, emit, divides_work=False)]
 
 
-def splits(node: NodeView, shape: Shape | None, axes: Sequence[int] | None = None) -> Iterator[Split]:
+def splits(node: NodeView, shape: Shape | None, axes: Iterable[int] | None = None) -> Iterator[Split]:
     """Every split of these axes (default: all) of a value of this shape that divides over the ranks."""
     if shape is None:
         return
@@ -62,11 +61,45 @@ def splits(node: NodeView, shape: Shape | None, axes: Sequence[int] | None = Non
             yield Split(axis, blocks)
 
 
+def kept(node: NodeView, axes: Iterable[int] | None = None) -> list[Option]:
+    """The first input and every output split alike, on one of these axes (default: all)."""
+    return [option(node, {0: split}, split) for split in splits(node, node.shapes[0], axes)]
+
+
+def others(node: NodeView, *axes: int | None) -> list[Option]:
+    """The same on an axis that is none of these (negative: from the end); nothing where one is not known."""
+    rank = rank_of(node)
+    if rank is None or None in axes:
+        return []
+    return kept(node, (axis for axis in range(rank) if axis not in axes and axis - rank not in axes))
+
+
+def moved(
+    node: NodeView, axes: Mapping[int, int], index: int = 0, *, divides_work: bool = True
+) -> list[Option]:
+    """An input split on one of these axes, and every output on that which it has become."""
+    return [
+        option(node, {index: split}, Split(axes[split.axis], split.blocks), divides_work=divides_work)
+        for split in splits(node, node.shapes[index], axes)
+    ]
+
+
 def dim(shape: Shape | None, axis: int) -> Dim:
     """The length of an axis (negative: from the end), None where it is unknown or there is no such axis."""
     if shape is None or not -len(shape) <= axis < len(shape):
         return None
     return shape[axis]
+
+
+def rank_of(node: NodeView, index: int = 0) -> int | None:
+    """The number of axes of an input."""
+    shape = node.shapes[index]
+    return None if shape is None else len(shape)
+
+
+def last_axis(node: NodeView) -> int:
+    """The last axis of the first input; -1 where there is none, or their number is not known."""
+    return (rank_of(node) or 0) - 1
 
 
 def absent(node: NodeView, index: int) -> bool:
@@ -84,14 +117,23 @@ def shape_of(node: NodeView, index: int) -> Shape | None:
     return None if absent(node, index) else node.shapes[index]
 
 
-def normalized(axis: int, rank: int) -> int | None:
-    """An axis counted from the front; None if the tensor has no such axis."""
-    return axis % rank if -rank <= axis < rank else None
+def one_number(node: NodeView, index: int) -> bool:
+    """Whether an input is surely a single number."""
+    shape, value = node.shapes[index], constant(node, index)
+    ones = shape is not None and all(length == 1 for length in shape)
+    return ones or (value is not None and value.size == 1)
 
 
-def axis_attribute(node: NodeView, default: int, rank: int, name: str = "axis") -> int | None:
-    """The ``axis`` attribute counted from the front; None if the tensor has no such axis."""
-    return normalized(integer(node.attributes, name, default), rank)
+def normalized(axis: int, rank: int | None) -> int | None:
+    """An axis counted from the front; None if the tensor has no such axis, or of an unknown number."""
+    return axis % rank if rank is not None and -rank <= axis < rank else None
+
+
+def axis_attribute(node: NodeView, default: int, name: str = "axis", *, added: int = 0) -> int | None:
+    """The ``axis`` attribute counted from the front; None if the first input, with so many axes added, has no
+    such axis."""
+    rank = rank_of(node)
+    return None if rank is None else normalized(integer(node.attributes, name, default), rank + added)
 
 
 def list_parameter(node: NodeView, name: str, index: int) -> list[int] | None:
@@ -109,12 +151,13 @@ def list_parameter(node: NodeView, name: str, index: int) -> list[int] | None:
     return [int(item) for item in np.asarray(value).reshape(-1)]
 
 
-def axes_parameter(node: NodeView, index: int, rank: int) -> list[int] | None:
-    """Like ``list_parameter``, for axes: counted from the front; None also where one does not exist."""
-    axes = list_parameter(node, "axes", index)
-    if axes is None or any(normalized(axis, rank) is None for axis in axes):
-        return None
-    return [axis % rank for axis in axes]
+def axes_parameter(node: NodeView, index: int) -> list[int] | None:
+    """Like ``list_parameter``, for axes of the first input: counted from the front; None also where one does
+    not exist."""
+    axes, rank = list_parameter(node, "axes", index), rank_of(node)
+    found = [normalized(axis, rank) for axis in axes or ()]
+    known = [axis for axis in found if axis is not None]
+    return known if axes is not None and rank is not None and len(known) == len(found) else None
 
 
 def floating(dtype: DType | None) -> bool:
@@ -145,6 +188,19 @@ def with_lengths(e: Emitter, shape: Value, lengths: Sequence[int | None]) -> Val
     return e.op("Where", [mask, int64(e, [length or 0 for length in lengths]), shape])[0]
 
 
+def own_length(node: NodeView, index: int, count: int, position: int, whole: Dim) -> Emit:
+    """The node, in whose input ``index``, ``count`` lengths, one is this rank's part of the whole."""
+    assert isinstance(whole, int)
+    known = constant(node, index)
+    lengths: list[int | None] = [None] * count if known is None else [int(n) for n in known.reshape(-1)]
+    lengths[position] = whole // node.world
+
+    def emit(e: Emitter, values: Values) -> Values:
+        return e.copy([*values[:index], with_lengths(e, values[index], lengths), *values[index + 1 :]])
+
+    return emit
+
+
 def first_rank_only(e: Emitter, values: Values, index: int) -> list[Value]:
     """The inputs with the optional input ``index`` (a bias) left out on all ranks but the first."""
     kept = list(values)
@@ -155,11 +211,18 @@ def first_rank_only(e: Emitter, values: Values, index: int) -> list[Value]:
     return kept
 
 
-def bias_once(index: int, e: Emitter, values: Values) -> list[Value]:
-    """The node as it is, its optional input ``index`` on the first rank only."""
-    return e.copy(first_rank_only(e, values, index))
+def biased(node: NodeView, index: int | None) -> Emit | None:
+    """The node as it is, its optional input ``index`` (a bias) on the first rank only."""
+    if index is None or absent(node, index):
+        return None
+    return lambda e, values: e.copy(first_rank_only(e, values, index))
 
 
 def shape_like(node: NodeView) -> Shape | None:
     """The shape of the first output, None where its rank is unknown."""
     return node.output_shapes[0] if node.output_shapes else None
+
+
+def divided(**counts: int) -> Emit:
+    """The node with these attributes divided by the number of ranks."""
+    return lambda e, values: e.copy(values, **{name: count // e.world for name, count in counts.items()})

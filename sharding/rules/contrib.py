@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from sharding.onnx_files.attributes import integer
-from sharding.rules.along_axis import others
-from sharding.rules.base import Emitter, NodeView, Option, Values, rule
-from sharding.rules.common import absent, dim, option, shape_of, splits
-from sharding.rules.elementwise import broadcast_axes, unary
+from sharding.rules.base import NodeView, Option, rule
+from sharding.rules.common import absent, dim, divided, kept, last_axis, option, others, shape_of
+from sharding.rules.elementwise import broadcast_axes, broadcast_options, unary
 from sharding.rules.matmul import product
 from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import Placement, Split
@@ -17,20 +16,15 @@ rule("Gelu", "QuickGelu", domain=MICROSOFT)(unary)
 @rule("BiasGelu", "FastGelu", "BiasAdd", domain=MICROSOFT)
 def bias_gelu(node: NodeView) -> list[Option]:
     """The bias, one value per element of the last axis, is added first."""
-    if absent(node, 1):
-        return unary(node)
-    return [option(node, parts, split) for parts, split in broadcast_axes(node)]
+    return unary(node) if absent(node, 1) else broadcast_options(node)
 
 
 @rule("BiasSplitGelu", domain=MICROSOFT)
 def bias_split_gelu(node: NodeView) -> list[Option]:
     """The first half of the last axis times the Gelu of the second half: two blocks of it become one."""
-    shape = node.shapes[0]
-    if shape is None:
-        return []
-    last = len(shape) - 1
-    options = others(node, (last,))
-    if node.divisible(shape[last], 2):
+    last = last_axis(node)
+    options = others(node, last)
+    if node.divisible(dim(node.shapes[0], -1), 2):
         options.append(option(node, {0: Split(last, 2), 1: Split(0, 2)}, Split(last)))
     return options
 
@@ -56,11 +50,11 @@ def fused_matmul(node: NodeView) -> list[Option]:
 @rule("GemmFastGelu", domain=MICROSOFT)
 def gemm_fast_gelu(node: NodeView) -> list[Option]:
     """Gelu of X * W + bias: the columns, or an axis of X that is not summed over."""
-    shape, weights = node.shapes[0], node.shapes[1]
-    if shape is None or weights is None or len(weights) != 2:
+    weights = node.shapes[1]
+    if last_axis(node) < 0 or weights is None or len(weights) != 2:
         return []
-    last = len(shape) - 1
-    options = others(node, (last,))
+    last = last_axis(node)
+    options = others(node, last)
     for blocks in node.blocks(weights[1]):
         bias: dict[int, Placement] = {} if absent(node, 2) else {2: Split(0, blocks)}
         options.append(option(node, {1: Split(1, blocks), **bias}, Split(last, blocks)))
@@ -73,24 +67,19 @@ def skip_layer_normalization(node: NodeView) -> list[Option]:
 
     The second input may lack the batch axis or have length 1 there.
     """
-    shape = node.shapes[0]
-    if shape is None:
-        return []
+    last = last_axis(node)
     return [
         option(node, parts, split)
         for parts, split in broadcast_axes(node, (0, 1))
-        if split.axis < len(shape) - 1 and 0 in parts
+        if split.axis < last and 0 in parts
     ]
 
 
 @rule("SimplifiedLayerNormalization")
 def simplified_layer_normalization(node: NodeView) -> list[Option]:
     """RMS normalization along the last axis, as ONNX Runtime writes it (in the standard domain)."""
-    shape = node.shapes[0]
-    axis = integer(node.attributes, "axis", -1)
-    if shape is None or axis not in (-1, len(shape) - 1):
-        return []
-    return others(node, (len(shape) - 1,))
+    last = last_axis(node)
+    return others(node, last) if integer(node.attributes, "axis", -1) in (-1, last) else []
 
 
 @rule("EmbedLayerNormalization", domain=MICROSOFT)
@@ -100,33 +89,22 @@ def embed_layer_normalization(node: NodeView) -> list[Option]:
     The tables are cut where the operator is written out as its parts (`sharding.rewrite.lowering`).
     """
     batch = dim(node.shapes[0], 0)
-    if not node.divisible(batch):
+    lengths = {index: dim(shape_of(node, index), 0) for index in (1, 7, 8) if not absent(node, index)}
+    parts = {index: Split(0) for index, length in lengths.items() if length == batch}
+    rest = lengths.keys() - parts.keys()
+    if not node.divisible(batch) or not all(index == 8 and lengths[index] == 1 for index in rest):
         return []
-    parts: dict[int, Placement] = {0: Split(0)}
-    for index in (1, 7, 8):
-        if not absent(node, index):
-            length = dim(shape_of(node, index), 0)
-            if length == batch:
-                parts[index] = Split(0)
-            elif index != 8 or length != 1:
-                return []
-    return [option(node, parts, Split(0))]
+    return [option(node, {0: Split(0), **parts}, Split(0))]
 
 
 @rule("GroupNorm", domain=MICROSOFT)
 def group_norm(node: NodeView) -> list[Option]:
     """Channels last: the batch, or whole groups of channels."""
-    shape = node.shapes[0]
     groups = integer(node.attributes, "groups", 0)
-    if shape is None or not node.attributes.get("channels_last", 1):
+    if last_axis(node) < 0 or not node.attributes.get("channels_last", 1):
         return []
-    options = [option(node, {0: split}, split) for split in splits(node, shape, (0,))]
-    last = len(shape) - 1
-    if node.divisible(groups) and node.divisible(shape[last]):
-
-        def fewer(e: Emitter, values: Values) -> list[object]:
-            return e.copy(values, groups=groups // e.world)
-
+    options, last = kept(node, (0,)), last_axis(node)
+    if node.divisible(groups) and node.divisible(dim(node.shapes[0], -1)):
         parts: dict[int, Placement] = {0: Split(last), 1: Split(0), 2: Split(0)}
-        options.append(option(node, parts, Split(last), fewer))
+        options.append(option(node, parts, Split(last), divided(groups=groups)))
     return options

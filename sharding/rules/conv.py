@@ -7,13 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from sharding.onnx_files.attributes import integer
-from sharding.rules.base import Emit, Emitter, NodeView, Option, Value, Values, rule
-from sharding.rules.common import absent, bias_once, constant, dim, option, splits, summable
+from sharding.rules.base import Emit, NodeView, Option, rule
+from sharding.rules.common import (
+    absent,
+    biased,
+    dim,
+    divided,
+    one_number,
+    option,
+    splits,
+    summable,
+)
 from sharding.slices.domains import MICROSOFT
-from sharding.slices.placement import PARTIAL, Placement, Split
+from sharding.slices.placement import PARTIAL, Split
 
 
 @dataclass(frozen=True)
@@ -73,10 +81,7 @@ def convolution(node: NodeView, layout: Layout) -> list[Option]:
     channel = len(x) - 1 if layout.last else 1
     options = []
     for split in splits(node, x, (0,)):
-        images: dict[int, Placement] = {layout.x: split}
-        if layout.residual is not None and _has(node, layout.residual):
-            images[layout.residual] = split
-        options.append(option(node, images, split))
+        options.append(option(node, {layout.x: split, **_residual(layout, split)}, split))
     if group % node.world == 0:
         return options + _whole_groups(node, layout, group, channel)
     # A weight holds one group's length of the axis that is not its first; the other tensors (and the first
@@ -91,14 +96,9 @@ def convolution(node: NodeView, layout: Layout) -> list[Option]:
         parts = {layout.w: Split(0, group) if layout.out_axis == 0 else Split(1)}
         options.append(_output_channels(node, layout, parts, Split(channel, group)))
     if layout.linear:
-        emit = None
-        if layout.bias is not None and _has(node, layout.bias):
-            emit = partial(bias_once, layout.bias)
+        emit = biased(node, layout.bias)
         for blocks in node.blocks(w[layout.in_axis]) if group == 1 else ():
-            summands: dict[int, Placement] = {
-                layout.x: Split(channel, blocks),
-                layout.w: Split(layout.in_axis, blocks),
-            }
+            summands = {layout.x: Split(channel, blocks), layout.w: Split(layout.in_axis, blocks)}
             options.append(option(node, summands, PARTIAL, emit))
         if group > 1 and node.divisible(x[channel], group):
             weight = Split(1) if layout.in_axis == 1 else Split(0, group)
@@ -106,28 +106,19 @@ def convolution(node: NodeView, layout: Layout) -> list[Option]:
     return options
 
 
-def _has(node: NodeView, index: int | None) -> bool:
-    return index is not None and not absent(node, index)
+def _residual(layout: Layout, split: Split) -> dict[int, Split]:
+    return {} if layout.residual is None else {layout.residual: split}
 
 
 def _output_channels(
     node: NodeView, layout: Layout, parts: dict[int, Split], out: Split, emit: Emit | None = None
 ) -> Option:
     """With all that has one value per output channel cut as the channels are."""
-    inputs: dict[int, Placement] = dict(parts)
-    for index in layout.per_channel:
-        if _has(node, index) and not _one_number(node, index):
-            inputs[index] = Split(0, out.blocks)
-    if layout.residual is not None and _has(node, layout.residual):
-        inputs[layout.residual] = out
+    vectors = [
+        index for index in layout.per_channel if not absent(node, index) and not one_number(node, index)
+    ]
+    inputs = {**parts, **dict.fromkeys(vectors, Split(0, out.blocks)), **_residual(layout, out)}
     return option(node, inputs, out, emit)
-
-
-def _one_number(node: NodeView, index: int) -> bool:
-    shape, value = node.shapes[index], constant(node, index)
-    return (shape is not None and all(length == 1 for length in shape)) or (
-        value is not None and value.size == 1
-    )
 
 
 def _whole_groups(node: NodeView, layout: Layout, group: int, channel: int) -> list[Option]:
@@ -138,13 +129,9 @@ def _whole_groups(node: NodeView, layout: Layout, group: int, channel: int) -> l
     for blocks in node.blocks(channels):
         if group % (node.world * blocks) == 0 and node.divisible(first, blocks):
             parts = {layout.x: Split(channel, blocks), layout.w: Split(0, blocks)}
-            emit = partial(_emit_groups, group)
-            options.append(_output_channels(node, layout, parts, Split(channel, blocks), emit))
+            out = Split(channel, blocks)
+            options.append(_output_channels(node, layout, parts, out, divided(group=group)))
     return options
-
-
-def _emit_groups(group: int, e: Emitter, values: Values) -> list[Value]:
-    return e.copy(values, group=group // e.world)
 
 
 @rule("DeformConv")
@@ -154,10 +141,7 @@ def deform_conv(node: NodeView) -> list[Option]:
     x, w = node.shapes[0], node.shapes[1]
     if x is None or w is None:
         return []
-    images = [2, *([4] if not absent(node, 4) else [])]
-    options = [
-        option(node, {0: split} | dict.fromkeys(images, split), split) for split in splits(node, x, (0,))
-    ]
+    options = [option(node, dict.fromkeys((0, 2, 4), split), split) for split in splits(node, x, (0,))]
     if integer(node.attributes, "group", 1) == 1:
         layout = Layout(per_channel=(3,), bias=3)
         for blocks in node.blocks(w[0]):

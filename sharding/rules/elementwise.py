@@ -7,16 +7,15 @@ from functools import partial
 
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
-    Shape,
     absent,
     constant,
     floating,
+    kept,
     option,
     partial_option,
     same_shape,
     shape_like,
     shape_of,
-    splits,
     summable,
 )
 from sharding.slices.placement import PARTIAL, Split
@@ -37,12 +36,13 @@ EACH = frozenset((*ELEMENTWISE, *UNARY, "Cast", "Clip", "Identity", "Neg"))
 """All that take each element by itself, of inputs that are broadcast to one shape."""
 
 
-@rule(*UNARY)
+@rule(*UNARY, "CastLike", "Clip")
 def unary(node: NodeView) -> list[Option]:
     """Any axis may be split."""
-    return [option(node, {0: split}, split) for split in splits(node, node.shapes[0])]
+    return kept(node)
 
 
+# The bounds of Clip are scalars; the second input of CastLike only gives a type.
 @rule("Identity", "Neg")
 def linear(node: NodeView) -> list[Option]:
     """As ``unary``; summands stay summands."""
@@ -56,22 +56,10 @@ def cast(node: NodeView) -> list[Option]:
         "float16": (1, 11),
         "bfloat16": (1, 11),
         "float32": (11,),
-    }  # TensorProto FLOAT = 1, DOUBLE = 11
+    }  # FLOAT = 1, DOUBLE = 11
     source = node.dtypes[0]
     exact = source is not None and node.attributes.get("to") in widened.get(source.name, ())
     return unary(node) + (partial_option(node) if exact else [])
-
-
-@rule("CastLike")
-def cast_like(node: NodeView) -> list[Option]:
-    """The second input only gives a type."""
-    return unary(node)
-
-
-@rule("Clip")
-def clip(node: NodeView) -> list[Option]:
-    """The bounds are scalars."""
-    return unary(node)
 
 
 @rule("Dropout")
@@ -93,13 +81,10 @@ def broadcast_axes(
 
     An input that has length 1 on that axis, or not that axis at all, stays whole.
     """
-    indices = list(range(len(node.shapes))) if inputs is None else list(inputs)
-    shapes: list[Shape] = []
-    for index in indices:
-        shape = node.shapes[index]
-        if shape is None:
-            return []
-        shapes.append(shape)
+    indices = range(len(node.shapes)) if inputs is None else inputs
+    shapes = [shape for index in indices if (shape := node.shapes[index]) is not None]
+    if len(shapes) < len(indices):
+        return []
     rank = max((len(shape) for shape in shapes), default=0)
     found: list[tuple[dict[int, Split], Split]] = []
     for axis in range(rank):
@@ -120,9 +105,12 @@ def broadcast_axes(
 @rule(*BROADCASTING)
 def broadcasting(node: NodeView) -> list[Option]:
     """Any axis of the result may be split (before opset 7 broadcasting had other rules)."""
-    if node.version < 7:
-        return []
-    return [option(node, parts, split) for parts, split in broadcast_axes(node)]
+    return broadcast_options(node) if node.version >= 7 else []
+
+
+def broadcast_options(node: NodeView, inputs: Sequence[int] | None = None) -> list[Option]:
+    """Every way to split one axis of the broadcast of these inputs."""
+    return [option(node, parts, split) for parts, split in broadcast_axes(node, inputs)]
 
 
 @rule("Where")

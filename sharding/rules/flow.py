@@ -17,21 +17,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sharding.onnx_files.attributes import integer
-from sharding.rules.base import Dim, NodeView, Option, rule
-from sharding.rules.common import option, partial_option, splits, summable
-from sharding.slices.placement import PARTIAL, REPLICATED, Split
+from sharding.rules.base import NodeView, Option, rule
+from sharding.rules.common import Shape, moved, option, partial_option, splits, summable
+from sharding.slices.placement import PARTIAL, REPLICATED
 
 FLOW = "shardrun.flow"
+
+
+def _passed(node: NodeView, source: int, shape: Shape | None) -> list[Option]:
+    """An input of that number at any split of this shape, and the output alike."""
+    return [option(node, {source: split}, split, divides_work=False) for split in splits(node, shape)]
 
 
 @rule("Enter", domain=FLOW, gives=(0,))
 def enter(node: NodeView) -> list[Option]:
     """However the value is placed outside, so it is inside."""
-    found = [option(node, {0: split}, split, divides_work=False) for split in splits(node, node.shapes[0])]
-    return found + partial_option(node)
+    return _passed(node, 0, node.shapes[0]) + partial_option(node)
 
 
 @rule("Leave", domain=FLOW)
@@ -48,8 +50,7 @@ def leave(node: NodeView) -> list[Option]:
 @rule("Carry", domain=FLOW)
 def carry(node: NodeView) -> list[Option]:
     """The first value at the placement that it keeps in all turns, along an axis of lasting length."""
-    shape = node.output_shapes[0]
-    return [option(node, {0: split}, split, divides_work=False) for split in splits(node, shape)]
+    return _passed(node, 0, node.output_shapes[0])
 
 
 @rule("Back", domain=FLOW)
@@ -62,33 +63,24 @@ def back(node: NodeView) -> list[Option]:
 @rule("Last", domain=FLOW)
 def last(node: NodeView) -> list[Option]:
     """As the body gives it."""
-    return [option(node, {1: split}, split, divides_work=False) for split in splits(node, node.shapes[1])]
+    return _passed(node, 1, node.shapes[1])
 
 
 @rule("Element", domain=FLOW)
 def element(node: NodeView) -> list[Option]:
     """Any axis but the one that the turns go along."""
-    return [
-        option(node, {0: split}, _without(split, _axis(node, node.shapes[0])), divides_work=False)
-        for split in splits(node, node.shapes[0])
-        if split.axis != _axis(node, node.shapes[0])
-    ]
+    shape, axis = node.shapes[0] or (), _axis(node, node.shapes[0])
+    left = {own: own - (own > axis) for own in range(len(shape)) if own != axis}
+    return moved(node, left, divides_work=False)
 
 
 @rule("Stack", domain=FLOW)
 def stack(node: NodeView) -> list[Option]:
     """Any axis; the new one goes before or after it."""
-    axis = _axis(node, node.output_shapes[0])
-    return [
-        option(node, {1: split}, Split(split.axis + (split.axis >= axis), split.blocks), divides_work=False)
-        for split in splits(node, node.shapes[1])
-    ]
+    shape, axis = node.shapes[1] or (), _axis(node, node.output_shapes[0])
+    return moved(node, {own: own + (own >= axis) for own in range(len(shape))}, 1, divides_work=False)
 
 
-def _axis(node: NodeView, shape: Sequence[Dim] | None) -> int:
+def _axis(node: NodeView, shape: Shape | None) -> int:
     axis = integer(node.attributes, "axis", 0)
     return axis + len(shape or ()) if axis < 0 else axis
-
-
-def _without(split: Split, axis: int) -> Split:
-    return Split(split.axis - (split.axis > axis), split.blocks)

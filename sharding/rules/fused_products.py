@@ -8,20 +8,24 @@ from functools import partial
 import numpy as np
 
 from sharding.onnx_files.attributes import integer
-from sharding.rules.along_axis import others
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     absent,
-    bias_once,
+    biased,
     dim,
+    divided,
     first_rank_only,
     floating,
     int64,
+    last_axis,
     option,
+    others,
+    rank_of,
     shape_of,
     summable,
 )
-from sharding.rules.matmul import gemm, product
+from sharding.rules.contrib import fused_matmul
+from sharding.rules.matmul import gemm
 from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import PARTIAL, Placement, Split
 
@@ -38,21 +42,13 @@ def _linear_only(options: list[Option]) -> list[Option]:
 @rule("FusedGemm", domain=MICROSOFT)
 def fused_gemm(node: NodeView) -> list[Option]:
     """Gemm, then an activation of each element."""
-    return _linear_only(gemm(_newest(node)))
+    return _linear_only(gemm(replace(node, version=13)))  # the standard's: its own counts another domain's
 
 
 @rule("FusedMatMulActivation", domain=MICROSOFT)
 def fused_matmul_activation(node: NodeView) -> list[Option]:
     """FusedMatMul, then an activation of each element."""
-    if node.attributes.get("transBatchA", 0) or node.attributes.get("transBatchB", 0):
-        return []
-    turned = [bool(node.attributes.get(name, 0)) for name in ("transA", "transB")]
-    return _linear_only(product(node, *turned))
-
-
-def _newest(node: NodeView) -> NodeView:
-    """The node with the standard's newest version: its own counts another domain's."""
-    return replace(node, version=13)
+    return _linear_only(fused_matmul(node))
 
 
 @rule("MatMulNBits", domain=MICROSOFT)
@@ -61,17 +57,16 @@ def matmul_n_bits(node: NodeView) -> list[Option]:
 
     Scales are [N * blocks] or [N, blocks]; zero points too, or packed, each column in whole bytes.
     """
-    shape = node.shapes[0]
     inner, columns = integer(node.attributes, "K"), integer(node.attributes, "N")
     size, bits = integer(node.attributes, "block_size"), integer(node.attributes, "bits", 4)
-    if shape is None or not shape or size < 1 or inner % size:
+    last = last_axis(node)
+    if last < 0 or size < 1 or inner % size:
         return []
-    last, count = len(shape) - 1, inner // size
-    options = others(node, (last,))
+    count = inner // size
+    options = others(node, last)
     for blocks in node.blocks(columns):
-        parts: dict[int, Placement] = {1: Split(0, blocks)}
-        parts |= {i: Split(0, blocks) for i in (2, 3, 5) if not absent(node, i)}
-        options.append(option(node, parts, Split(last, blocks), partial(_fewer, {"N": columns})))
+        parts = dict.fromkeys((1, 2, 3, 5), Split(0, blocks))
+        options.append(option(node, parts, Split(last, blocks), divided(N=columns)))
     if not absent(node, 4) or not summable(node.dtypes[0]):
         return options
     for blocks in node.blocks(inner):
@@ -84,9 +79,9 @@ def matmul_n_bits(node: NodeView) -> list[Option]:
             copies, points = _shared_bytes(node, columns, count)
         if scales is None or points is None:
             continue
-        parts = {0: Split(last, blocks), 1: Split(1, blocks), **scales, **points}
+        rows = {0: Split(last, blocks), 1: Split(1, blocks), **scales, **points}
         emit = partial(_fewer_rows, node, inner, (columns, count, copies))
-        options.append(option(node, parts, PARTIAL, emit))
+        options.append(option(node, rows, PARTIAL, emit))
     return options
 
 
@@ -107,10 +102,6 @@ def _along_blocks(
     if len(shape) == 2 and shape[1] == count:
         return {index: Split(1, blocks)}
     return {index: Split(0, columns * blocks)} if len(shape) == 1 and shape[0] == columns * count else None
-
-
-def _fewer(lengths: dict[str, int], e: Emitter, values: Values) -> list[Value]:
-    return e.copy(values, **{name: length // e.world for name, length in lengths.items()})
 
 
 def _shared_bytes(node: NodeView, columns: int, count: int) -> tuple[int, dict[int, Placement]]:
@@ -159,65 +150,49 @@ def _own_zero_points(
 @rule("MatMulBnb4", domain=MICROSOFT)
 def matmul_bnb4(node: NodeView) -> list[Option]:
     """A [..., K] times B [N * K / 2], a scale for each run of elements: the columns N, or whole runs of K."""
-    shape = node.shapes[0]
     inner, columns = integer(node.attributes, "K"), integer(node.attributes, "N")
-    size = integer(node.attributes, "block_size")
-    if shape is None or not shape or size < 1 or inner % size or inner % 2:
+    size, last = integer(node.attributes, "block_size"), last_axis(node)
+    if last < 0 or size < 1 or inner % size or inner % 2:
         return []
-    last = len(shape) - 1
-    options = others(node, (last,))
+    options = others(node, last)
     for blocks in node.blocks(columns):
-        parts: dict[int, Placement] = dict.fromkeys((1, 2), Split(0, blocks))
-        options.append(option(node, parts, Split(last, blocks), partial(_fewer, {"N": columns})))
+        parts = dict.fromkeys((1, 2), Split(0, blocks))
+        options.append(option(node, parts, Split(last, blocks), divided(N=columns)))
     if node.divisible(inner, size) and summable(node.dtypes[0]):
-        parts = {0: Split(last), **dict.fromkeys((1, 2), Split(0, columns))}
-        options.append(option(node, parts, PARTIAL, partial(_fewer, {"K": inner})))
+        rows = {0: Split(last), **dict.fromkeys((1, 2), Split(0, columns))}
+        options.append(option(node, rows, PARTIAL, divided(K=inner)))
     return options
 
 
-def _per_column(node: NodeView, indices: tuple[int, ...], blocks: int) -> dict[int, Placement] | None:
-    """Vectors with one value per column, cut as the columns are; None where a shape is not known."""
-    parts: dict[int, Placement] = {}
-    for index in indices:
-        if absent(node, index):
-            continue
-        shape = shape_of(node, index)
-        if shape is None or len(shape) > 1:
-            return None
-        if len(shape) == 1 and shape[0] != 1:
-            parts[index] = Split(0, blocks)
-    return parts
+def _columns(node: NodeView, vectors: tuple[int, ...]) -> list[Option]:
+    """The weight's columns, with the vectors that have one value per column; nothing where the shape of one
+    is not known."""
+    options, shapes = [], {index: shape_of(node, index) for index in vectors if not absent(node, index)}
+    if any(shape is None or len(shape) > 1 for shape in shapes.values()):
+        return []
+    for blocks in node.blocks(dim(node.shapes[1], 1)):
+        parts = {index: Split(0, blocks) for index, shape in shapes.items() if shape and shape[0] != 1}
+        out = Split(last_axis(node), blocks)
+        options.append(option(node, {1: Split(1, blocks), **parts}, out))
+    return options
 
 
 @rule("DynamicQuantizeMatMul", domain=MICROSOFT)
 def dynamic_quantize_matmul(node: NodeView) -> list[Option]:
     """A is quantized as a whole, so that only the columns may be split."""
-    shape, weights = node.shapes[0], node.shapes[1]
-    if shape is None or weights is None or len(weights) != 2:
-        return []
-    options = []
-    for blocks in node.blocks(weights[1]):
-        parts = _per_column(node, (2, 3, 4), blocks)
-        if parts is not None:
-            options.append(option(node, {1: Split(1, blocks), **parts}, Split(len(shape) - 1, blocks)))
-    return options
+    known = rank_of(node) is not None and rank_of(node, 1) == 2
+    return _columns(node, (2, 3, 4)) if known else []
 
 
 @rule("MatMulIntegerToFloat", domain=MICROSOFT)
 def matmul_integer_to_float(node: NodeView) -> list[Option]:
     """8-bit A times B, scaled to floating point, plus a bias: columns, rows (a partial sum), axes of A."""
-    shape, weights = node.shapes[0], node.shapes[1]
     numbers = [absent(node, i) or dim(shape_of(node, i), 0) in (None, 1) for i in (2, 4)]
-    if shape is None or weights is None or len(weights) != 2 or not all(numbers):
+    if rank_of(node) is None or rank_of(node, 1) != 2 or not all(numbers):
         return []
-    last = len(shape) - 1
-    options = others(node, (last,))
-    for blocks in node.blocks(weights[1]):
-        parts = _per_column(node, (3, 5, 6), blocks)
-        if parts is not None:
-            options.append(option(node, {1: Split(1, blocks), **parts}, Split(last, blocks)))
-    for blocks in node.blocks(weights[0]):
+    last = last_axis(node)
+    options = others(node, last) + _columns(node, (3, 5, 6))
+    for blocks in node.blocks(dim(node.shapes[1], 0)):
         parts = {0: Split(last, blocks), 1: Split(0, blocks)}
-        emit = None if absent(node, 6) else partial(bias_once, 6)
-        options.append(option(node, parts, PARTIAL, emit))
+        options.append(option(node, parts, PARTIAL, biased(node, 6)))
     return options

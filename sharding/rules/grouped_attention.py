@@ -8,14 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from sharding.onnx_files.attributes import integer
-from sharding.rules.attention import (
-    copies_of,
-    divided_counts,
-    first_outputs,
-    given_parts,
-    shared_heads,
-    with_broadcast,
-)
+from sharding.rules.attention import broadcast_option, copies_of, divided_counts, shared_heads
 from sharding.rules.base import Emit, Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import Shape, absent, dim, int64, option, shape_of
 from sharding.slices.domains import MICROSOFT
@@ -35,10 +28,8 @@ def group_query_attention(node: NodeView) -> list[Option]:
     heads = _heads(node, query)
     positions = dim(shape_of(node, 9), 0)
     if node.divisible(query[0]) and (absent(node, 9) or positions == query[0]):
-        parts = given_parts(node, dict.fromkeys((0, 1, 2, 3, 4, 5, 9), Split(0)))
-        whole = with_broadcast(node, parts, 10, -4, query[0])
-        if whole is not None:
-            return [*heads, option(node, whole, Split(0))]
+        rows = dict.fromkeys((0, 1, 2, 3, 4, 5, 9), Split(0))
+        return heads + broadcast_option(node, rows, 10, -4, query[0], Split(0))
     return heads
 
 
@@ -50,7 +41,7 @@ def _heads(node: NodeView, query: Shape) -> list[Option]:
     if copies is None or (not packed and shape_of(node, 1) is None):
         return []
     cache = shared_heads(node, 1, copies)
-    parts = given_parts(node, {3: cache, 4: cache, 11: Split(0)})
+    parts: dict[int, Placement] = {3: cache, 4: cache, 11: Split(0)}
     for index in (12, 13):
         where = _scale_part(node, index, pairs, copies)
         if where is None:
@@ -67,9 +58,7 @@ def _heads(node: NodeView, query: Shape) -> list[Option]:
             parts[0] = Split(2, 3)
         else:
             emit = partial(_unpacked, node, copies)
-    whole = with_broadcast(node, parts, 10, -3, heads)
-    outputs = first_outputs(node, [Split(2), cache, cache, Split(1)])
-    return [] if whole is None else [option(node, whole, outputs, emit)]
+    return broadcast_option(node, parts, 10, -3, heads, [Split(2), cache, cache, Split(1)], emit)
 
 
 def _scale_part(node: NodeView, index: int, pairs: int, copies: int) -> Placement | None:
@@ -117,12 +106,10 @@ def sparse_attention(node: NodeView) -> list[Option]:
         if not absent(node, 1):
             parts |= {0: Split(2), **dict.fromkeys((1, 2), shared_heads(node, 2, copies))}
             emit = partial(divided_counts, node)
-        outputs = first_outputs(node, [Split(2), cache, cache])
         if not absent(node, 1) or isinstance(query[2], int):
-            options.append(option(node, parts, outputs, emit))
+            options.append(option(node, parts, [Split(2), cache, cache], emit))
     if node.divisible(query[0]):
-        parts = given_parts(node, dict.fromkeys((0, 1, 2, 3, 4, 8), Split(0)))
-        options.append(option(node, parts, Split(0)))
+        options.append(option(node, dict.fromkeys((0, 1, 2, 3, 4, 8), Split(0)), Split(0)))
     return options
 
 

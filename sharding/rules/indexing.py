@@ -18,8 +18,10 @@ from sharding.rules.common import (
     absent,
     axis_attribute,
     int64,
+    moved,
     option,
     partial_option,
+    rank_of,
     shape_of,
     splits,
     summable,
@@ -40,22 +42,21 @@ def gather(node: NodeView) -> list[Option]:
     table, indices = node.shapes[0], node.shapes[1]
     if table is None or indices is None:
         return []
-    axis = axis_attribute(node, 0, len(table))
+    axis = axis_attribute(node, 0)
     # Integers of one axis are shape arithmetic.
     if axis is None or (len(table) == 1 and node.dtypes[0] is not None and node.dtypes[0].kind in "iu"):
         return []
-    options = []
-    for split in splits(node, table):
-        if split.axis != axis:
-            out_axis = split.axis if split.axis < axis else split.axis - 1 + len(indices)
-            options.append(option(node, {0: split}, Split(out_axis, split.blocks)))
-    for split in splits(node, indices):
-        options.append(option(node, {1: split}, Split(axis + split.axis, split.blocks)))
-    vocabulary = table[axis]
-    if isinstance(vocabulary, int) and node.divisible(vocabulary) and summable(node.dtypes[0]):
+    whole = _moved_by(len(indices), axis, len(table))
+    options = moved(node, whole) + moved(node, {own: axis + own for own in range(len(indices))}, 1)
+    if node.divisible(table[axis]) and summable(node.dtypes[0]):
         emit = partial(_emit_vocabulary, node, axis)
         options.append(option(node, {0: Split(axis)}, PARTIAL, emit))
     return options + partial_option(node)
+
+
+def _moved_by(indices: int, axis: int, rank: int) -> dict[int, int]:
+    """Where the axes of a table lie that are not indexed: the indices' own are in place of ``axis``."""
+    return {own: own if own < axis else own - 1 + indices for own in range(rank) if own != axis}
 
 
 def _emit_vocabulary(node: NodeView, axis: int, e: Emitter, values: Values) -> list[Value]:
@@ -64,61 +65,62 @@ def _emit_vocabulary(node: NodeView, axis: int, e: Emitter, values: Values) -> l
     Which rank holds a row is looked up in a table as long as the whole axis: that lookup refuses on every
     rank what the whole model's would, in the same words.
     """
-    table, indices = node.shapes[0] or (), values[1]
-    vocabulary, trailing = table[axis], len(table) - axis - 1
-    assert isinstance(vocabulary, int)
-    rows = vocabulary // e.world
-    mine = np.zeros(vocabulary, bool)
-    mine[e.rank * rows : (e.rank + 1) * rows] = True
+    rows, indices = _Rows(node, axis, e), values[1]
+    mine = np.zeros(rows.count * e.world, bool)
+    mine[e.rank * rows.count : (e.rank + 1) * rows.count] = True
     held = e.op("Gather", [e.constant(mine), indices])[0]
-    kind = node.dtypes[1] or np.dtype(np.int64)
-
-    def number(value: int) -> Value:
-        return e.constant(np.asarray(value, dtype=kind))
-
     if e.version >= MOD_OPSET:
-        local = e.op("Mod", [indices, number(rows)])[0]  # as many for every rank; of negative ones, too
+        local = e.op("Mod", [indices, rows.number(rows.count)])[
+            0
+        ]  # as many for every rank; of negative ones, too
     else:
-        negative = e.op("Less", [indices, number(0)])[0]
-        counted = e.op("Where", [negative, e.op("Add", [indices, number(vocabulary)])[0], indices])[0]
-        local = e.op("Sub", [counted, number(rows * e.rank)])[0]
+        local = rows.local(indices)
     # What others hold is read from one row, which is at hand then.
-    found = e.copy([values[0], e.op("Where", [held, local, number(0)])[0]])[0]
-    if trailing:
-        held = _append_axes(node, e, held, trailing)
-    return e.op("Where", [held, found, e.constant(np.zeros((), dtype=node.dtypes[0]))])
+    found = e.copy([values[0], e.op("Where", [held, local, rows.number(0)])[0]])[0]
+    return e.op("Where", [rows.spread(held), found, e.constant(np.zeros((), dtype=node.dtypes[0]))])
 
 
 def _emit_masked(node: NodeView, axis: int, kind: DType | None, e: Emitter, values: Values) -> list[Value]:
     """The same, with zeros for what lies beyond the whole axis, as GatherBlockQuantized gives them."""
-    table = node.shapes[0] or ()
-    vocabulary, trailing = table[axis], len(table) - axis - 1
-    assert isinstance(vocabulary, int)
-    rows = vocabulary // e.world
-    whole = node.dtypes[1] or np.dtype(np.int64)
-
-    def number(value: int) -> Value:
-        return e.constant(np.asarray(value, dtype=whole))
-
-    indices = values[1]
-    negative = e.op("Less", [indices, number(0)])[0]
-    counted = e.op("Where", [negative, e.op("Add", [indices, number(rows * e.world)])[0], indices])[0]
-    local = e.op("Sub", [counted, number(rows * e.rank)])[0]
-    low = e.op("Less", [local, number(0)])[0]
-    high = e.op("Less", [number(rows - 1), local])[0]
+    rows = _Rows(node, axis, e)
+    local = rows.local(values[1])
+    low = e.op("Less", [local, rows.number(0)])[0]
+    high = e.op("Less", [rows.number(rows.count - 1), local])[0]
     outside = e.op("Or", [low, high])[0]
-    found = e.copy([values[0], e.op("Where", [outside, number(0), local])[0], *values[2:]])[0]
-    if trailing:
-        outside = _append_axes(node, e, outside, trailing)
-    return e.op("Where", [outside, e.constant(np.zeros((), dtype=kind)), found])
+    found = e.copy([values[0], e.op("Where", [outside, rows.number(0), local])[0], *values[2:]])[0]
+    return e.op("Where", [rows.spread(outside), e.constant(np.zeros((), dtype=kind)), found])
 
 
-def _append_axes(node: NodeView, e: Emitter, value: Value, count: int) -> Value:
-    rank = len(node.shapes[1] or ())
-    axes = list(range(rank, rank + count))
-    if e.version < 13:
-        return e.op("Unsqueeze", [value], axes=axes)[0]
-    return e.op("Unsqueeze", [value, int64(e, axes)])[0]
+class _Rows:
+    """The rows of a table that a rank holds."""
+
+    def __init__(self, node: NodeView, axis: int, e: Emitter) -> None:
+        length = (node.shapes[0] or ())[axis]
+        assert isinstance(length, int)
+        self.node, self.e, self.count = node, e, length // e.world
+        self.trailing = len(node.shapes[0] or ()) - axis - 1
+
+    def number(self, value: int) -> Value:
+        """A number of the indices' type."""
+        return self.e.constant(np.asarray(value, dtype=self.node.dtypes[1] or np.dtype(np.int64)))
+
+    def local(self, indices: Value) -> Value:
+        """Indices counted from this rank's first row."""
+        e = self.e
+        negative = e.op("Less", [indices, self.number(0)])[0]
+        counted = e.op("Add", [indices, self.number(self.count * e.world)])[0]
+        own = e.op("Where", [negative, counted, indices])[0]
+        return e.op("Sub", [own, self.number(self.count * e.rank)])[0]
+
+    def spread(self, value: Value) -> Value:
+        """What there is for each index, for each element of its row."""
+        rank = len(self.node.shapes[1] or ())
+        axes = list(range(rank, rank + self.trailing))
+        if not axes:
+            return value
+        if self.e.version < 13:
+            return self.e.op("Unsqueeze", [value], axes=axes)[0]
+        return self.e.op("Unsqueeze", [value, int64(self.e, axes)])[0]
 
 
 @rule("GatherBlockQuantized", domain=MICROSOFT)
@@ -131,35 +133,25 @@ def gather_block_quantized(node: NodeView) -> list[Option]:
     table, indices, scales, points = (shape_of(node, i) for i in range(4))
     if table is None or indices is None or scales is None or len(scales) != len(table):
         return []
-    axis = axis_attribute(node, 0, len(table), "gather_axis")
-    blocked = axis_attribute(node, 1, len(table), "quantize_axis")
+    axis, blocked = axis_attribute(node, 0, "gather_axis"), axis_attribute(node, 1, "quantize_axis")
     if axis is None or blocked is None or (points is None and not absent(node, 3)):
         return []
     bits, kind = integer(node.attributes, "bits", 4), node.dtypes[0]
     packed = 2 if bits == 4 and kind is not None and kind.name == "uint8" else 1
-    held = [0, 2, *([3] if points is not None else [])]
+    places = _moved_by(len(indices), axis, len(table))
     options = []
-    for split in splits(node, table):
-        if split.axis == axis:
-            continue
+    for split in splits(node, table, places):
         if split.axis == blocked:
             size, count = integer(node.attributes, "block_size", 128), scales[blocked]
             whole = isinstance(count, int) and table[blocked] == count * size // packed
             if not whole or not node.divisible(count, split.blocks * (packed if points is not None else 1)):
                 continue
-        out_axis = split.axis if split.axis < axis else split.axis - 1 + len(indices)
-        options.append(option(node, dict.fromkeys(held, split), Split(out_axis, split.blocks)))
-    for split in splits(node, indices):
-        options.append(option(node, {1: split}, Split(axis + split.axis, split.blocks)))
-    vocabulary = table[axis]
-    if (
-        axis != blocked
-        and isinstance(vocabulary, int)
-        and node.divisible(vocabulary)
-        and summable(node.dtypes[2])
-    ):
+        out = Split(places[split.axis], split.blocks)
+        options.append(option(node, dict.fromkeys((0, 2, 3), split), out))
+    options += moved(node, {own: axis + own for own in range(len(indices))}, 1)
+    if axis != blocked and node.divisible(table[axis]) and summable(node.dtypes[2]):
         emit = partial(_emit_masked, node, axis, node.dtypes[2])
-        options.append(option(node, dict.fromkeys(held, Split(axis)), PARTIAL, emit))
+        options.append(option(node, dict.fromkeys((0, 2, 3), Split(axis)), PARTIAL, emit))
     return options
 
 
@@ -169,13 +161,12 @@ def gather_elements(node: NodeView) -> list[Option]:
     data, indices = node.shapes[0], node.shapes[1]
     if data is None or indices is None or len(data) != len(indices):
         return []
-    axis = axis_attribute(node, 0, len(data))
+    axis = axis_attribute(node, 0)
     options = []
     for split in splits(node, indices):
-        if split.axis == axis:
-            options.append(option(node, {1: split}, split))
-        elif data[split.axis] == indices[split.axis]:
-            options.append(option(node, {0: split, 1: split}, split))
+        if split.axis == axis or data[split.axis] == indices[split.axis]:
+            parts = {1: split} if split.axis == axis else {0: split, 1: split}
+            options.append(option(node, parts, split))
     return options + partial_option(node)
 
 
@@ -188,15 +179,13 @@ def gather_nd(node: NodeView) -> list[Option]:
         return []
     options = []
     for split in splits(node, indices, range(len(indices) - 1)):
-        if split.axis >= batch:
-            options.append(option(node, {1: split}, split))
-        elif data[split.axis] == indices[split.axis]:
-            options.append(option(node, {0: split, 1: split}, split))
+        if split.axis >= batch or data[split.axis] == indices[split.axis]:
+            parts = {1: split} if split.axis >= batch else {0: split, 1: split}
+            options.append(option(node, parts, split))
     depth = indices[-1]
     if isinstance(depth, int):
-        for split in splits(node, data, range(batch + depth, len(data))):
-            out_axis = len(indices) - 1 + split.axis - batch - depth
-            options.append(option(node, {0: split}, Split(out_axis, split.blocks)))
+        first = batch + depth
+        options += moved(node, {own: len(indices) - 1 + own - first for own in range(first, len(data))})
     return options + partial_option(node)
 
 
@@ -209,7 +198,7 @@ def scatter_elements(node: NodeView) -> list[Option]:
     data, indices = node.shapes[0], node.shapes[1]
     if data is None or indices is None or len(data) != len(indices):
         return []
-    axis = axis_attribute(node, 0, len(data))
+    axis = axis_attribute(node, 0)
     return [
         option(node, dict.fromkeys(range(3), split), split)
         for split in splits(node, data)
@@ -233,14 +222,13 @@ def scatter_nd(node: NodeView) -> list[Option]:
 @rule("TensorScatter")
 def tensor_scatter(node: NodeView) -> list[Option]:
     """A cache, what is written to it along ``axis``, and from where, one number per place on axis 0."""
-    shape = node.shapes[0]
-    axis = None if shape is None else axis_attribute(node, -2, len(shape))
-    if shape is None or axis is None:
+    axis = axis_attribute(node, -2)
+    if axis is None:
         return []
     options = []
-    for split in splits(node, shape):
+    for split in splits(node, node.shapes[0]):
         if split.axis != axis:
-            where = {2: Split(0, split.blocks)} if split.axis == 0 and not absent(node, 2) else {}
+            where = {2: Split(0, split.blocks)} if split.axis == 0 else {}
             options.append(option(node, {0: split, 1: split} | where, split))
     return options + partial_option(node, (0, 1))
 
@@ -248,11 +236,7 @@ def tensor_scatter(node: NodeView) -> list[Option]:
 @rule("OneHot")
 def one_hot(node: NodeView) -> list[Option]:
     """A new axis at ``axis``; those of the indices may be split."""
-    indices = node.shapes[0]
-    axis = None if indices is None else axis_attribute(node, -1, len(indices) + 1)
-    if indices is None or axis is None:
-        return []
-    return [
-        option(node, {0: split}, Split(split.axis + (split.axis >= axis), split.blocks))
-        for split in splits(node, indices)
-    ]
+    axis = axis_attribute(node, -1, added=1)
+    return (
+        [] if axis is None else moved(node, {own: own + (own >= axis) for own in range(rank_of(node) or 0)})
+    )

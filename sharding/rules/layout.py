@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from sharding.onnx_files.attributes import integer, integers
-from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
+from sharding.rules.base import NodeView, Option, rule
 from sharding.rules.common import (
+    absent,
     axes_parameter,
     constant,
     dim,
+    kept,
     list_parameter,
+    moved,
     option,
+    others,
+    own_length,
     partial_option,
     shape_like,
     splits,
-    with_lengths,
 )
 from sharding.slices.domains import MICROSOFT
-from sharding.slices.placement import Placement, Split
+from sharding.slices.placement import Split
 
 
 @rule("Transpose")
@@ -30,31 +32,24 @@ def transpose(node: NodeView) -> list[Option]:
     perm = integers(node.attributes, "perm") or list(range(len(shape) - 1, -1, -1))
     if sorted(perm) != list(range(len(shape))):
         return []
-    options = [
-        option(node, {0: split}, Split(perm.index(split.axis), split.blocks)) for split in splits(node, shape)
-    ]
-    return options + partial_option(node)
+    return moved(node, {axis: perm.index(axis) for axis in range(len(shape))}) + partial_option(node)
 
 
 @rule("Squeeze")
 def squeeze(node: NodeView) -> list[Option]:
     """Drops axes of length 1."""
-    shape = node.shapes[0]
-    axes = None if shape is None else axes_parameter(node, 1, len(shape))
+    shape, axes = node.shapes[0], axes_parameter(node, 1)
     if shape is None or axes is None:
         return []
     if not axes:
         if not all(isinstance(length, int) for length in shape):
             return []
         axes = [axis for axis, length in enumerate(shape) if length == 1]
-    kept = [axis for axis in range(len(shape)) if axis not in axes]
+    left = [axis for axis in range(len(shape)) if axis not in axes]
     # With no axes named, a part of length 1 would lose its axis too.
     named = node.attributes.get("axes") is not None or constant(node, 1) is not None
-    return [
-        option(node, {0: split}, Split(kept.index(split.axis), split.blocks))
-        for split in splits(node, shape, kept)
-        if named or shape[split.axis] != node.world
-    ] + partial_option(node)
+    whole = {axis: place for place, axis in enumerate(left) if named or shape[axis] != node.world}
+    return moved(node, whole) + partial_option(node)
 
 
 @rule("Unsqueeze")
@@ -66,13 +61,8 @@ def unsqueeze(node: NodeView) -> list[Option]:
         return partial_option(node)
     rank = len(shape) + len(added)
     added = [axis % rank for axis in added]
-    kept = [axis for axis in range(rank) if axis not in added]
-    if len(kept) != len(shape):
-        return []
-    options = [
-        option(node, {0: split}, Split(kept[split.axis], split.blocks)) for split in splits(node, shape)
-    ]
-    return options + partial_option(node)
+    left = [axis for axis in range(rank) if axis not in added]
+    return moved(node, dict(enumerate(left))) + partial_option(node) if len(left) == len(shape) else []
 
 
 @rule("Expand")
@@ -83,29 +73,15 @@ def expand(node: NodeView) -> list[Option]:
         return []
     options = []
     for split in splits(node, target):
-        own = split.axis - len(target) + len(shape)
+        own, part = split.axis - len(target) + len(shape), target[split.axis]
         length = shape[own] if own >= 0 else 1
-        if length not in (1, target[split.axis]):
+        if length not in (1, part):
             continue
-        parts: dict[int, Placement] = {} if length == 1 else {0: Split(own, split.blocks)}
         position = split.axis - len(target) + requested
-        part = target[split.axis]
-        emit = (
-            partial(_emit_expand, node, position, part) if position >= 0 and isinstance(part, int) else None
-        )
+        emit = None if position < 0 else own_length(node, 1, requested, position, part)
+        parts = {} if length == 1 else {0: Split(own, split.blocks)}
         options.append(option(node, parts, split, emit))
     return options + partial_option(node)
-
-
-def _emit_expand(node: NodeView, position: int, length: int, e: Emitter, values: Values) -> list[Value]:
-    value = constant(node, 1)
-    requested = dim(node.shapes[1], 0)
-    assert isinstance(requested, int)
-    lengths: list[int | None] = (
-        [None] * requested if value is None else [int(item) for item in value.reshape(-1)]
-    )
-    lengths[position] = length // e.world
-    return e.copy([values[0], with_lengths(e, values[1], lengths)])
 
 
 @rule("Tile")
@@ -130,14 +106,12 @@ def pad(node: NodeView) -> list[Option]:
     pads = list_parameter(node, "pads", 1)
     if shape is None or pads is None or (not node.domain and node.version < 2):
         return []
-    rank = len(shape)
-    axes = axes_parameter(node, 3, rank)
-    if axes is None or len(pads) != 2 * (len(axes) or rank):
+    axes = axes_parameter(node, 3)
+    if axes is None or len(pads) != 2 * (len(axes) or len(shape)):
         return []
-    padded = axes or list(range(rank))
-    touched = {axis for i, axis in enumerate(padded) if pads[i] or pads[i + len(padded)]}
-    options = [option(node, {0: split}, split) for split in splits(node, shape) if split.axis not in touched]
-    return options + (partial_option(node) if _adds_nothing(node) else [])
+    padded = axes or list(range(len(shape)))
+    touched = [axis for i, axis in enumerate(padded) if pads[i] or pads[i + len(padded)]]
+    return others(node, *touched) + (partial_option(node) if _adds_nothing(node) else [])
 
 
 rule("Pad", domain=MICROSOFT)(pad)
@@ -149,19 +123,14 @@ def _adds_nothing(node: NodeView) -> bool:
     if not node.domain and node.version < 11:
         return not node.attributes.get("value", 0.0)
     fill = constant(node, 2)
-    return (len(node.present) < 3 or not node.present[2]) if fill is None else not fill.any()
+    return absent(node, 2) if fill is None else not fill.any()
 
 
 @rule("CenterCropPad")
 def center_crop_pad(node: NodeView) -> list[Option]:
     """Axes that are not named; a choice of elements, and zeros."""
-    shape = node.shapes[0]
-    axes = None if shape is None else axes_parameter(node, len(node.shapes), len(shape))
-    if not axes:
-        return partial_option(node)
-    return [
-        option(node, {0: split}, split) for split in splits(node, shape) if split.axis not in axes
-    ] + partial_option(node)
+    axes = axes_parameter(node, len(node.shapes))
+    return (others(node, *axes) if axes else []) + partial_option(node)
 
 
 @rule("DepthToSpace", "SpaceToDepth")
@@ -171,8 +140,7 @@ def depth_space(node: NodeView) -> list[Option]:
     size = integer(node.attributes, "blocksize", 0) ** 2
     if shape is None or len(shape) != 4 or size < 1:
         return []
-    options = [option(node, {0: split}, split) for split in splits(node, shape, (0,))]
-    channels = shape[1]
+    options, channels = kept(node, (0,)), shape[1]
     if node.op_type == "SpaceToDepth":
         options += [option(node, {0: Split(1)}, Split(1, size))] if node.divisible(channels) else []
     elif node.divisible(channels, size):

@@ -8,11 +8,11 @@ from __future__ import annotations
 from functools import partial
 
 from sharding.onnx_files.attributes import integer
-from sharding.rules.attention import divided_counts, first_outputs, given_parts
+from sharding.rules.attention import divided_counts
 from sharding.rules.base import NodeView, Option, rule
 from sharding.rules.common import dim, option, shape_of, splits
 from sharding.slices.domains import MICROSOFT
-from sharding.slices.placement import Placement, Split
+from sharding.slices.placement import Split
 
 
 @rule("CausalConvWithState", domain=MICROSOFT)
@@ -24,10 +24,8 @@ def causal_convolution(node: NodeView) -> list[Option]:
     axis = 2 if last else 1
     options = []
     for split in splits(node, shape, (0,) if len(shape) > 3 else (0, axis)):
-        parts: dict[int, Placement] = {0: split, 3: split}
-        if split.axis == axis:
-            parts |= {1: Split(0, split.blocks), 2: Split(0, split.blocks)}
-        options.append(option(node, given_parts(node, parts), split))
+        per_channel = dict.fromkeys((1, 2) if split.axis == axis else (), Split(0, split.blocks))
+        options.append(option(node, {0: split, 3: split, **per_channel}, split))
     return options
 
 
@@ -46,13 +44,11 @@ def linear_attention(node: NodeView) -> list[Option]:
     options = []
     if node.divisible(heads) and node.divisible(pairs):
         own, state = Split(2), Split(1)
-        parts: dict[int, Placement] = {0: own, 1: own, 2: own, 3: state, 4: own}
-        if dim(shape_of(node, 5), 2) != 1:
-            parts[5] = own
-        outputs = first_outputs(node, [own, state])
-        options.append(option(node, given_parts(node, parts), outputs, partial(divided_counts, node)))
+        parts = dict.fromkeys((0, 1, 2, 4, *((5,) if dim(shape_of(node, 5), 2) != 1 else ())), own)
+        emit = partial(divided_counts, node)
+        options.append(option(node, {**parts, 3: state}, [own, state], emit))
     if node.divisible(query[0]):
-        options.append(option(node, given_parts(node, dict.fromkeys(range(6), Split(0))), Split(0)))
+        options.append(option(node, dict.fromkeys(range(6), Split(0)), Split(0)))
     return options
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from sharding.onnx_files.attributes import integer
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     axes_parameter,
@@ -19,12 +21,13 @@ from sharding.rules.common import (
     dim,
     int64,
     list_parameter,
+    normalized,
     option,
+    others,
     partial_option,
     shape_of,
-    splits,
 )
-from sharding.slices.placement import Placement, Split
+from sharding.slices.placement import Split
 
 MAX_BLOCKS = 64
 """Blocks of an axis that pieces of unequal length are made of, at most."""
@@ -53,24 +56,20 @@ def joined(node: NodeView, indices: Sequence[int]) -> list[Option]:
     first = next((shape for shape in shapes if shape is not None), None)
     if first is None or any(shape is not None and len(shape) != len(first) for shape in shapes):
         return []
-    axis = axis_attribute(node, 1, len(first))
+    axis = normalized(integer(node.attributes, "axis", 1), len(first))
     if axis is None:
         return []
     options = []
-    for other in range(len(first)):
-        if other == axis:
-            continue
+    for other in range(len(first)) if None not in shapes else ():
         # The lengths agree, so one that is known is that of all.
         length = next((n for shape in shapes if isinstance(n := dim(shape, other), int)), None)
-        for blocks in node.blocks(length):
-            if all(shape is not None for shape in shapes):
-                split = Split(other, blocks)
-                options.append(option(node, dict.fromkeys(indices, split), split))
+        for blocks in node.blocks(length) if other != axis else ():
+            options.append(option(node, dict.fromkeys(indices, Split(other, blocks)), Split(other, blocks)))
     lengths = [dim(shape, axis) for shape in shapes]
     pieces = [length for length in lengths if isinstance(length, int) and length > 0]
     units = _units(node, pieces) if len(pieces) == len(lengths) else None
     if units is not None:
-        parts: dict[int, Placement] = {i: Split(axis, unit) for i, unit in zip(indices, units, strict=True)}
+        parts = {i: Split(axis, unit) for i, unit in zip(indices, units, strict=True)}
         options.append(option(node, parts, Split(axis, sum(units))))
     return options
 
@@ -78,12 +77,11 @@ def joined(node: NodeView, indices: Sequence[int]) -> list[Option]:
 @rule("Split")
 def split(node: NodeView) -> list[Option]:
     """Another axis, or the cut axis as blocks: each rank cuts its part of it."""
-    shape = node.shapes[0]
-    axis = None if shape is None else axis_attribute(node, 0, len(shape))
+    shape, axis = node.shapes[0], axis_attribute(node, 0)
     if shape is None or axis is None:
         return []
-    options = [option(node, {0: part}, part) for part in splits(node, shape) if part.axis != axis]
     sizes = _sizes(node, shape[axis], axis)
+    options = others(node, axis)
     units = None if sizes is None or 0 in sizes else _units(node, sizes)
     if sizes is not None and units is not None:
         outputs = [Split(axis, unit) for unit in units]
@@ -117,79 +115,72 @@ def slice_(node: NodeView) -> list[Option]:
     shape = node.shapes[0]
     if shape is None:
         return []
-    rank = len(shape)
     starts, ends = list_parameter(node, "starts", 1), list_parameter(node, "ends", 2)
-    axes = axes_parameter(node, 3, rank)
-    steps = list_parameter(node, "steps", 4)
+    axes, steps = axes_parameter(node, 3), list_parameter(node, "steps", 4)
     if axes is None:
         return []
     if not axes:
         count = len(starts) if starts is not None else dim(shape_of(node, 1), 0)
-        if not isinstance(count, int) or count > rank:
+        if not isinstance(count, int) or count > len(shape):
             return []
         axes = list(range(count))
-    cut = set(axes)
-    options = []
-    if (
-        starts is not None
-        and ends is not None
-        and steps is not None
-        and len(starts) == len(ends) == len(axes)
-    ):
-        for position, axis in enumerate(axes):
-            length, step = shape[axis], steps[position] if steps else 1
-            if step < 1 or not isinstance(length, int):
-                continue
-            start, end, _ = slice(starts[position], ends[position]).indices(length)
-            if step > 1:
-                options += _interleaved(node, position, (axis, start, end, step), (starts, ends))
-            elif (start, end) == (0, length):
-                cut.discard(axis)
-            elif 0 <= start < end and (
-                found := _block_slice(node, position, (axis, start, end), starts, ends)
-            ):
-                options.append(found)
-    options += [option(node, {0: part}, part) for part in splits(node, shape) if part.axis not in cut]
-    return options + partial_option(node)
+    cut, options = set(axes), list[Option]()
+    if starts is None or ends is None or steps is None or not len(starts) == len(ends) == len(axes):
+        return others(node, *cut) + partial_option(node)
+    for position, axis in enumerate(axes):
+        length, step = shape[axis], steps[position] if steps else 1
+        if step < 1 or not isinstance(length, int):
+            continue
+        start, end, _ = slice(starts[position], ends[position]).indices(length)
+        piece = _Piece(node, (starts, ends), position, axis, start, end)
+        if step > 1:
+            options += _interleaved(piece, length, step)
+        elif (start, end) == (0, length):
+            cut.discard(axis)
+        elif 0 <= start < end:
+            options += _block_slice(piece, length)
+    return options + others(node, *cut) + partial_option(node)
 
 
-def _interleaved(
-    node: NodeView, position: int, piece: tuple[int, int, int, int], bounds: Bounds
-) -> list[Option]:
+@dataclass(frozen=True)
+class _Piece:
+    """What a slice takes of one of its axes."""
+
+    node: NodeView
+    bounds: Bounds
+    """Starts and ends of all of its axes."""
+    position: int
+    """Of this axis among them."""
+    axis: int
+    start: int
+    end: int
+
+    def option(self, before: Split, after: Split, own: tuple[int, int]) -> Option:
+        """The option in which each rank takes ``own`` start and end of its part."""
+        starts, ends = list(self.bounds[0]), list(self.bounds[1])
+        starts[self.position], ends[self.position] = own
+        return option(self.node, {0: before}, after, partial(_emit_slice, self.node, (starts, ends)))
+
+
+def _interleaved(piece: _Piece, length: int, step: int) -> list[Option]:
     """One of every ``step`` elements, of columns that alternate: each rank takes its own of whole groups."""
-    axis, start, end, step = piece
-    length = dim(node.shapes[0], axis)
-    assert isinstance(length, int)
-    if length % step or start >= step or end <= length - step + start:
+    node, start = piece.node, piece.start
+    if length % step or start >= step or piece.end <= length - step + start:
         return []
-    options = []
-    for blocks in node.blocks(length):
-        if node.divisible(length, blocks * step):
-            emit = partial(_emit_slice, node, _moved(bounds, position, (start, length // node.world)))
-            options.append(option(node, {0: Split(axis, blocks)}, Split(axis, blocks), emit))
-    return options
+    return [
+        piece.option(Split(piece.axis, blocks), Split(piece.axis, blocks), (start, length // node.world))
+        for blocks in node.blocks(length)
+        if node.divisible(length, blocks * step)
+    ]
 
 
-def _block_slice(
-    node: NodeView, position: int, piece: tuple[int, int, int], starts: list[int], ends: list[int]
-) -> Option | None:
-    axis, start, end = piece
-    length = dim(node.shapes[0], axis)
-    assert isinstance(length, int)
+def _block_slice(piece: _Piece, length: int) -> list[Option]:
+    node, start, end = piece.node, piece.start, piece.end
     units = _units(node, [size for size in (start, end - start, length - end) if size])
     if units is None:
-        return None
-    unit = length // sum(units)
-    local = _moved((starts, ends), position, (start // node.world, end // node.world))
-    emit = partial(_emit_slice, node, local)
-    return option(node, {0: Split(axis, sum(units))}, Split(axis, (end - start) // unit), emit)
-
-
-def _moved(bounds: Bounds, position: int, own: tuple[int, int]) -> Bounds:
-    """Starts and ends with others at one position."""
-    starts, ends = list(bounds[0]), list(bounds[1])
-    starts[position], ends[position] = own
-    return starts, ends
+        return []
+    taken = Split(piece.axis, (end - start) * sum(units) // length)
+    return [piece.option(Split(piece.axis, sum(units)), taken, (start // node.world, end // node.world))]
 
 
 def _emit_slice(node: NodeView, bounds: Bounds, e: Emitter, values: Values) -> list[Value]:

@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-
 import numpy as np
 
-from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
+from sharding.rules.base import NodeView, Option, rule
 from sharding.rules.common import (
     absent,
     axes_parameter,
     constant,
     dim,
+    kept,
+    last_axis,
     option,
+    own_length,
     partial_option,
+    rank_of,
     shape_like,
     shape_of,
     splits,
-    with_lengths,
 )
 from sharding.slices.domains import MICROSOFT
-from sharding.slices.placement import Split
 
 
 @rule("AveragePool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "LpPool", "MaxPool")
 def pool(node: NodeView) -> list[Option]:
     """X [batch, channels, ...]; an average of summands. MaxPool's indices count in the whole tensor."""
-    shape = node.shapes[0]
-    if shape is None or len(shape) < 3 or len(node.output_shapes) != 1:
+    if (rank_of(node) or 0) < 3 or len(node.output_shapes) != 1:
         return []
-    options = [option(node, {0: split}, split) for split in splits(node, shape, (0, 1))]
-    return options + (partial_option(node) if node.op_type.endswith("AveragePool") else [])
+    return kept(node, (0, 1)) + (partial_option(node) if node.op_type.endswith("AveragePool") else [])
 
 
 @rule("NhwcMaxPool", domain=MICROSOFT)
 def nhwc_max_pool(node: NodeView) -> list[Option]:
     """X [batch, ..., channels]."""
-    shape = node.shapes[0]
-    if shape is None or len(shape) < 3:
-        return []
-    return [option(node, {0: split}, split) for split in splits(node, shape, (0, len(shape) - 1))]
+    return kept(node, (0, last_axis(node))) if (rank_of(node) or 0) > 2 else []
 
 
 # MaxUnpool has no rule: its indices count in the whole tensor.
@@ -62,7 +56,7 @@ def resize(node: NodeView) -> list[Option]:
         if node.attributes.get("scales") is None
         else np.asarray(node.attributes["scales"])
     )
-    axes = axes_parameter(node, len(node.shapes), len(shape))
+    axes = axes_parameter(node, len(node.shapes))
     if axes is None:
         return []
     axes = axes or list(range(len(shape)))
@@ -71,23 +65,14 @@ def resize(node: NodeView) -> list[Option]:
         if split.axis not in axes:
             options.append(option(node, {0: split}, split))
         elif sizes is not None:
-            out = shape_like(node)
+            out, place = shape_like(node), axes.index(split.axis)
             policy = node.attributes.get("keep_aspect_ratio_policy", "stretch")
             if out is not None and out[split.axis] == shape[split.axis] and policy in ("stretch", b"stretch"):
-                emit = partial(_emit_sizes, node, axes, split)
+                emit = own_length(node, sizes, len(axes), place, shape[split.axis])
                 options.append(option(node, {0: split}, split, emit))
         elif scales is not None and scales.size == len(axes) and scales[axes.index(split.axis)] == 1:
             options.append(option(node, {0: split}, split))
     return options
-
-
-def _emit_sizes(node: NodeView, axes: list[int], split: Split, e: Emitter, values: Values) -> list[Value]:
-    whole = (node.shapes[0] or ())[split.axis]
-    assert isinstance(whole, int)
-    known = constant(node, 3)
-    lengths: list[int | None] = [None] * len(axes) if known is None else [int(item) for item in known]
-    lengths[axes.index(split.axis)] = whole // e.world
-    return e.copy([*values[:3], with_lengths(e, values[3], lengths)])
 
 
 @rule("GridSample")
@@ -96,16 +81,9 @@ def grid_sample(node: NodeView) -> list[Option]:
     shape, grid = node.shapes[0], node.shapes[1]
     if shape is None or grid is None or len(shape) < 3:
         return []
-    options = [
-        option(node, {0: split, 1: split}, split)
-        for split in splits(node, shape, (0,))
-        if grid[0] == shape[0]
-    ]
-    return (
-        options
-        + [option(node, {0: split}, split) for split in splits(node, shape, (1,))]
-        + partial_option(node)
-    )
+    images = splits(node, shape, (0,) if grid[0] == shape[0] else ())
+    options = [option(node, {0: split, 1: split}, split) for split in images]
+    return options + kept(node, (1,)) + partial_option(node)
 
 
 rule("GridSample", domain=MICROSOFT)(grid_sample)
@@ -117,57 +95,33 @@ def affine_grid(node: NodeView) -> list[Option]:
     shape, axes = node.shapes[0], dim(node.shapes[1], 0)
     if shape is None or not isinstance(axes, int):
         return []
-    known = constant(node, 1)
-    lengths = [None] * axes if known is None else [int(item) for item in known.reshape(-1)]
-    options = []
-    for split in splits(node, shape, (0,)):
-        assert isinstance(shape[0], int)
-        emit = partial(_emit_affine_grid, [shape[0] // node.world, *lengths[1:]])
-        options.append(option(node, {0: split}, split, emit))
-    return options
-
-
-def _emit_affine_grid(lengths: list[int | None], e: Emitter, values: Values) -> list[Value]:
-    return e.copy([values[0], with_lengths(e, values[1], lengths)])
-
-
-@rule("RoiAlign")
-def roi_align(node: NodeView) -> list[Option]:
-    """X [batch, channels, height, width], regions [n, 4], their batch indices [n] -> [n, channels, ...]."""
-    return _regions(node, (1, 2))
-
-
-@rule("CropAndResize", domain=MICROSOFT)
-def crop_and_resize(node: NodeView) -> list[Option]:
-    """As RoiAlign, then the size of what is cropped."""
-    return _regions(node, (1, 2))
-
-
-@rule("MaxRoiPool")
-def max_roi_pool(node: NodeView) -> list[Option]:
-    """X [batch, channels, height, width], regions [n, 5] that begin with their batch index."""
-    return _regions(node, (1,))
-
-
-def _regions(node: NodeView, indices: Sequence[int]) -> list[Option]:
-    shape, regions = node.shapes[0], shape_of(node, 1)
-    if shape is None or len(shape) != 4:
-        return []
-    options = [option(node, {0: split}, split) for split in splits(node, shape, (1,))]
-    return options + [
-        option(node, dict.fromkeys(indices, split), split) for split in splits(node, regions, (0,))
+    return [
+        option(node, {0: split}, split, own_length(node, 1, axes, 0, shape[0]))
+        for split in splits(node, shape, (0,))
     ]
+
+
+@rule("RoiAlign", "MaxRoiPool")
+def roi_align(node: NodeView) -> list[Option]:
+    """X [batch, channels, height, width], regions [n, 4], their batch indices [n] -> [n, channels, ...].
+
+    CropAndResize has the size of what is cropped after these; the regions of MaxRoiPool [n, 5] begin with
+    their batch index."""
+    if rank_of(node) != 4:
+        return []
+    own = (1,) if node.op_type == "MaxRoiPool" else (1, 2)
+    regions = splits(node, shape_of(node, 1), (0,))
+    return kept(node, (1,)) + [option(node, dict.fromkeys(own, split), split) for split in regions]
+
+
+rule("CropAndResize", domain=MICROSOFT)(roi_align)
 
 
 @rule("Col2Im")
 def col2im(node: NodeView) -> list[Option]:
     """X [batch, channels * elements of a block, blocks] -> [batch, channels, ...]; sums of elements."""
-    shape, out = node.shapes[0], shape_like(node)
-    if shape is None or out is None or len(shape) != 3:
+    out = shape_like(node)
+    if rank_of(node) != 3 or out is None:
         return []
-    options = [option(node, {0: split}, split) for split in splits(node, shape, (0,))]
-    return (
-        options
-        + [option(node, {0: split}, split) for split in splits(node, out, (1,))]
-        + partial_option(node)
-    )
+    channels = [option(node, {0: split}, split) for split in splits(node, out, (1,))]
+    return kept(node, (0,)) + channels + partial_option(node)

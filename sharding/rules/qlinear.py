@@ -6,26 +6,16 @@ QLinearMatMul apart where its weight's rows are to be split.)
 
 from __future__ import annotations
 
-from functools import partial
-
 from sharding.onnx_files.attributes import integer
-from sharding.rules.along_axis import others
+from sharding.rules.along_axis import softmax_of
 from sharding.rules.base import NodeView, Option, rule
-from sharding.rules.common import (
-    absent,
-    axis_attribute,
-    bias_once,
-    dim,
-    option,
-    shape_of,
-    splits,
-)
+from sharding.rules.common import absent, biased, dim, kept, last_axis, option, rank_of, shape_of
 from sharding.rules.conv import Layout, convolution
-from sharding.rules.elementwise import broadcast_axes, unary
+from sharding.rules.elementwise import broadcast_options, unary
 from sharding.rules.pieces import joined
 from sharding.rules.quantization import quantized_product, vectors
 from sharding.slices.domains import MICROSOFT
-from sharding.slices.placement import PARTIAL, Placement, Split
+from sharding.slices.placement import PARTIAL, Split
 
 
 @rule("QLinearMatMul")
@@ -36,16 +26,13 @@ def qlinear_matmul(node: NodeView) -> list[Option]:
 
 @rule("QLinearConv")
 def qlinear_conv(node: NodeView) -> list[Option]:
-    """X, its scale and zero point, W, its (one or one per output channel), Y's, B [out]."""
-    layout = Layout(x=0, w=3, per_channel=(4, 5, 8), bias=8, linear=False)
-    return convolution(node, layout)
-
-
-@rule("QLinearConv", domain=MICROSOFT)
-def qlinear_conv_contrib(node: NodeView) -> list[Option]:
-    """As the standard's; with ``channels_last`` X and Y end with their channels."""
+    """X, its scale and zero point, W, its (one or one per output channel), Y's, B [out]; with
+    ``channels_last``, which ONNX Runtime's own has, X and Y end with their channels."""
     last = bool(node.attributes.get("channels_last", 0))
     return convolution(node, Layout(x=0, w=3, per_channel=(4, 5, 8), bias=8, linear=False, last=last))
+
+
+rule("QLinearConv", domain=MICROSOFT)(qlinear_conv)
 
 
 @rule("QGemm", domain=MICROSOFT)
@@ -62,7 +49,7 @@ def qgemm(node: NodeView) -> list[Option]:
     options = []
     for blocks in node.blocks(b[1 - b_k]):
         split = Split(1 - b_k, blocks)
-        parts: dict[int, Placement] = {3: split} | vectors(node, (4, 5), split)
+        parts = {3: split} | vectors(node, (4, 5), split)
         if bias is not None:
             parts[6] = Split(len(bias) - 1, blocks)
         options.append(option(node, parts, Split(1, blocks)))
@@ -70,48 +57,38 @@ def qgemm(node: NodeView) -> list[Option]:
         options.append(option(node, {0: Split(1 - a_k, blocks)}, Split(0, blocks)))
     if absent(node, 7):
         for blocks in node.blocks(dim(b, b_k)):
-            parts = {0: Split(a_k, blocks), 3: Split(b_k, blocks)}
-            options.append(option(node, parts, PARTIAL, partial(bias_once, 6)))
+            rows = {0: Split(a_k, blocks), 3: Split(b_k, blocks)}
+            options.append(option(node, rows, PARTIAL, biased(node, 6)))
     return options
 
 
 @rule("QLinearAdd", "QLinearMul", domain=MICROSOFT)
 def qlinear_binary(node: NodeView) -> list[Option]:
     """A, its scale and zero point, B, its, C's; A and B broadcast."""
-    return [option(node, dict(parts), split) for parts, split in broadcast_axes(node, (0, 3))]
+    return broadcast_options(node, (0, 3))
 
 
 @rule("QLinearWhere", domain=MICROSOFT)
 def qlinear_where(node: NodeView) -> list[Option]:
     """The condition, X, its scale and zero point, Y, its, Z's."""
-    return [option(node, dict(parts), split) for parts, split in broadcast_axes(node, (0, 1, 4))]
+    return broadcast_options(node, (0, 1, 4))
 
 
-@rule("QLinearLeakyRelu", "QLinearSigmoid", domain=MICROSOFT)
-def qlinear_unary(node: NodeView) -> list[Option]:
-    """Scales and zero points are one number each."""
-    return unary(node)
+# Their scales and zero points are one number each.
+rule("QLinearLeakyRelu", "QLinearSigmoid", domain=MICROSOFT)(unary)
 
 
 @rule("QLinearSoftmax", domain=MICROSOFT)
 def qlinear_softmax(node: NodeView) -> list[Option]:
     """As Softmax of the opset that the attribute ``opset`` names."""
-    shape = node.shapes[0]
-    newer = integer(node.attributes, "opset", 0) >= 13
-    axis = None if shape is None else axis_attribute(node, -1 if newer else 1, len(shape))
-    if shape is None or axis is None:
-        return []
-    return others(node, (axis,) if newer else range(axis, len(shape)))
+    return softmax_of(node, integer(node.attributes, "opset", 0))
 
 
 @rule("QLinearAveragePool", "QLinearGlobalAveragePool", domain=MICROSOFT)
 def qlinear_pool(node: NodeView) -> list[Option]:
     """Batch and channels; with ``channels_last`` these are the last axis."""
-    shape = node.shapes[0]
-    if shape is None or len(shape) < 3:
-        return []
-    channels = len(shape) - 1 if node.attributes.get("channels_last", 0) else 1
-    return [option(node, {0: split}, split) for split in splits(node, shape, (0, channels))]
+    channels = last_axis(node) if node.attributes.get("channels_last", 0) else 1
+    return kept(node, (0, channels)) if (rank_of(node) or 0) > 2 else []
 
 
 @rule("QLinearConcat", domain=MICROSOFT)

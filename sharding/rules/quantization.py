@@ -28,20 +28,18 @@ def quantize(node: NodeView) -> list[Option]:
     block = integer(node.attributes, "block_size", 0)
     if block:
         return _blocked(node, shape, scale, block)
-    if len(scale) > 1:
+    by_axis = len(scale) == 1 and scale[0] != 1
+    axis = axis_attribute(node, 1) if by_axis else None
+    if len(scale) > 1 or (by_axis and axis is None):
         return []
-    axis = None
-    if len(scale) == 1 and scale[0] != 1:
-        axis = axis_attribute(node, 1, len(shape))
-        if axis is None:
-            return []
-    options = []
-    for split in splits(node, shape):
-        parts: dict[int, Placement] = {0: split}
-        if split.axis == axis:
-            parts |= {i: Split(0, split.blocks) for i in (1, 2) if not absent(node, i)}
-        options.append(option(node, parts, split))
-    return options
+    return [
+        option(
+            node,
+            {0: split} | dict.fromkeys((1, 2) if split.axis == axis else (), Split(0, split.blocks)),
+            split,
+        )
+        for split in splits(node, shape)
+    ]
 
 
 rule("QuantizeLinear", "DequantizeLinear", domain=MICROSOFT)(quantize)
@@ -49,10 +47,9 @@ rule("QuantizeLinear", "DequantizeLinear", domain=MICROSOFT)(quantize)
 
 def _blocked(node: NodeView, shape: Shape, scale: Shape, block: int) -> list[Option]:
     """The scales have the tensor's axes, ``axis`` divided by the block size: ranks hold whole blocks."""
-    axis = axis_attribute(node, 1, len(shape))
+    axis = axis_attribute(node, 1)
     if axis is None or len(scale) != len(shape):
         return []
-    parameters = [0, 1, *([2] if not absent(node, 2) else [])]
     options = []
     for split in splits(node, shape):
         length, count = shape[split.axis], scale[split.axis]
@@ -63,7 +60,7 @@ def _blocked(node: NodeView, shape: Shape, scale: Shape, block: int) -> list[Opt
             and node.divisible(count, split.blocks)
         ):
             continue
-        options.append(option(node, dict.fromkeys(parameters, split), split))
+        options.append(option(node, dict.fromkeys((0, 1, 2), split), split))
     return options
 
 
@@ -87,30 +84,26 @@ def quantized_product(node: NodeView, operands: dict[int, list[int]], *, linear:
 
     ``linear``: whether parts of the summed axis give summands (not where the result is rounded).
     """
-    (left, left_parameters), (right, right_parameters) = operands.items()
+    left, right = operands
     kind = np.dtype(np.int32 if linear else np.int8)
-    view = replace(node, shapes=[node.shapes[left], node.shapes[right]], dtypes=[kind, kind])
+    shapes = [node.shapes[left], node.shapes[right]]
+    view = replace(node, shapes=shapes, dtypes=[kind, kind], present=[True, True])
     options = []
     for found in product(view):
-        placed: dict[int, Placement] = dict(zip((left, right), found.inputs, strict=True))
         if isinstance(found.outputs[0], Partial) and not linear:
             continue
-        for operand, from_end, parameters in ((left, 2, left_parameters), (right, 1, right_parameters)):
-            for index in parameters:
-                where = _parameter(node, operand, index, placed[operand], from_end)
-                if where is None:
-                    break
-                placed[index] = where
-            else:
-                continue
-            break
-        else:
-            options.append(option(node, placed, found.outputs))
+        placed: dict[int, Placement | None] = dict(zip((left, right), found.inputs, strict=True))
+        for operand, from_end in ((left, 2), (right, 1)):
+            for index in operands[operand]:
+                placed[index] = _parameter(node, operand, index, placed[operand], from_end)
+        known = {index: where for index, where in placed.items() if where is not None}
+        if len(known) == len(placed):
+            options.append(option(node, known, found.outputs))
     return options
 
 
 def _parameter(
-    node: NodeView, operand: int, index: int, placement: Placement, from_end: int
+    node: NodeView, operand: int, index: int, placement: Placement | None, from_end: int
 ) -> Placement | None:
     """How a scale or zero point goes with its operand; None where that is not known.
 
@@ -136,11 +129,7 @@ def conv_integer(node: NodeView) -> list[Option]:
     return convolution(node, Layout(per_channel=(3,), bias=None))
 
 
-def vectors(node: NodeView, indices: Sequence[int], split: Split) -> dict[int, Placement]:
+def vectors(node: NodeView, indices: Sequence[int], split: Split) -> dict[int, Split]:
     """Those of these inputs that have more than one value, cut as ``split`` on their only axis."""
-    found: dict[int, Placement] = {}
-    for index in indices:
-        shape = shape_of(node, index)
-        if shape is not None and len(shape) == 1 and shape[0] != 1:
-            found[index] = Split(0, split.blocks)
-    return found
+    shapes = {index: shape_of(node, index) or () for index in indices}
+    return {i: Split(0, split.blocks) for i, shape in shapes.items() if len(shape) == 1 and shape[0] != 1}

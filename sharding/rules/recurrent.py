@@ -13,7 +13,7 @@ from functools import partial
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import absent, dim, int64, option, splits
 from sharding.slices.domains import MICROSOFT
-from sharding.slices.placement import Placement, Split
+from sharding.slices.placement import Split
 
 
 @rule("RNN", "GRU", "LSTM")
@@ -32,11 +32,8 @@ def recurrent(node: NodeView) -> list[Option]:
     out_axes = (0, 0, 0) if batch_first else (2, 1, 1)
     options = []
     for split in splits(node, shape, (batch_axes[0],)):
-        parts: dict[int, Placement] = {
-            i: Split(axis, split.blocks) for i, axis in batch_axes.items() if not absent(node, i)
-        }
-        outputs = [Split(axis, split.blocks) for axis in out_axes[: len(node.output_shapes)]]
-        options.append(option(node, parts, outputs))
+        parts = {i: Split(axis, split.blocks) for i, axis in batch_axes.items()}
+        options.append(option(node, parts, [Split(axis, split.blocks) for axis in out_axes]))
     outs = (2, 1, 1) if batch_first else (1, 0, 0)
     return options + _directions(node, (1, 2, 3, 7), int(batch_first), outs)
 
@@ -57,8 +54,8 @@ def _directions(
     if node.world % 2:
         return []
     copies = node.world // 2
-    parts: dict[int, Placement] = {i: Split(0, copies=copies) for i in weights if not absent(node, i)}
-    outputs = [Split(axis, copies=copies) for axis in out_axes[: len(node.output_shapes)]]
+    parts = dict.fromkeys(weights, Split(0, copies=copies))
+    outputs = [Split(axis, copies=copies) for axis in out_axes]
     states = [i for i in (5, 6) if not absent(node, i)]
     # The shape of initial states is often computed; such ones come whole.
     whole = [i for i in states if dim(node.shapes[i], state_axis) != 2]

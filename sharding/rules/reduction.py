@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import partial
+
 import numpy as np
 
-from sharding.onnx_files.attributes import integer
 from sharding.rules.base import Emitter, NodeView, Option, Value, Values, rule
 from sharding.rules.common import (
     axes_parameter,
+    axis_attribute,
     floating,
-    normalized,
+    moved,
     option,
     partial_option,
+    rank_of,
     splits,
     summable,
 )
-from sharding.slices.placement import PARTIAL, Split
+from sharding.slices.placement import PARTIAL
 
 SUMS = ("ReduceSum", "ReduceL1", "ReduceSumSquare")
-LINEAR = ("ReduceSum", "ReduceMean")
 
 
-def _kept(node: NodeView, reduced: set[int], keepdims: bool) -> list[Option]:
-    shape = node.shapes[0] or ()
-    kept = [axis for axis in range(len(shape)) if axis not in reduced]
-    return [
-        option(node, {0: split}, split if keepdims else Split(kept.index(split.axis), split.blocks))
-        for split in splits(node, shape, kept)
-    ]
+def _kept(node: NodeView, reduced: Collection[int]) -> list[Option]:
+    left = [axis for axis in range(rank_of(node) or 0) if axis not in reduced]
+    keepdims = bool(node.attributes.get("keepdims", 1))
+    return moved(node, {axis: axis if keepdims else place for place, axis in enumerate(left)})
 
 
 @rule(
@@ -36,20 +36,19 @@ def _kept(node: NodeView, reduced: set[int], keepdims: bool) -> list[Option]:
 )
 def reduce(node: NodeView) -> list[Option]:
     """No axes: all of them, unless ``noop_with_empty_axes``."""
-    shape = node.shapes[0]
-    axes = None if shape is None else axes_parameter(node, 1, len(shape))
+    shape, axes = node.shapes[0], axes_parameter(node, 1)
     if shape is None or axes is None:
         return []
-    reduced = set(axes)
+    reduced = sorted(set(axes))
     if not axes and not node.attributes.get("noop_with_empty_axes", 0):
-        reduced = set(range(len(shape)))
-    options = _kept(node, reduced, bool(node.attributes.get("keepdims", 1)))
+        reduced = list(range(len(shape)))
+    options = _kept(node, reduced)
     if node.op_type in SUMS and summable(node.dtypes[0]):
-        options += [option(node, {0: split}, PARTIAL) for split in splits(node, shape, sorted(reduced))]
+        options += [option(node, {0: split}, PARTIAL) for split in splits(node, shape, reduced)]
     if node.op_type == "ReduceMean" and floating(node.dtypes[0]):
-        for split in splits(node, shape, sorted(reduced)):
-            options.append(option(node, {0: split}, PARTIAL, lambda e, values: _mean(node, e, values)))
-    if node.op_type in LINEAR and (node.op_type == "ReduceSum" or floating(node.dtypes[0])):
+        emit = partial(_mean, node)
+        options += [option(node, {0: split}, PARTIAL, emit) for split in splits(node, shape, reduced)]
+    if node.op_type == "ReduceSum" or (node.op_type == "ReduceMean" and floating(node.dtypes[0])):
         options += partial_option(node)
     return options
 
@@ -62,8 +61,5 @@ def _mean(node: NodeView, e: Emitter, values: Values) -> list[Value]:
 @rule("ArgMax", "ArgMin")
 def arg_reduce(node: NodeView) -> list[Option]:
     """All axes but the reduced one."""
-    shape = node.shapes[0]
-    axis = None if shape is None else normalized(integer(node.attributes, "axis", 0), len(shape))
-    if axis is None:
-        return []
-    return _kept(node, {axis}, bool(node.attributes.get("keepdims", 1)))
+    axis = axis_attribute(node, 0)
+    return [] if axis is None else _kept(node, [axis])

@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
-from sharding.common.arrays import Array
 from sharding.onnx_files.attributes import integer
-from sharding.rules.base import RULES, Dim, Emit, Emitter, NodeView, Option, Value, Values
+from sharding.rules.base import RULES, Dim, Emit, Emitter, NodeView, Option, Values
 from sharding.slices.placement import Partial, Placement, Split
 
 HEADS = ("kv_num_heads", "num_heads", "q_num_heads")
@@ -133,17 +132,6 @@ class _Group:
     """An emitter as a rule sees it that knows only of the groups of ranks: one rank for each."""
 
     def __init__(self, emitter: Emitter, copies: int) -> None:
-        self.emitter = emitter
         self.rank, self.world = emitter.rank // copies, emitter.world // copies
         self.version = emitter.version
-
-    def copy(self, inputs: Values, **attributes: object) -> list[Value]:
-        return list(self.emitter.copy(inputs, **attributes))
-
-    def op(
-        self, op_type: str, inputs: Values, *, outputs: int = 1, domain: str = "", **attributes: object
-    ) -> list[Value]:
-        return list(self.emitter.op(op_type, inputs, outputs=outputs, domain=domain, **attributes))
-
-    def constant(self, value: Array) -> Value:
-        return self.emitter.constant(value)
+        self.copy, self.op, self.constant = emitter.copy, emitter.op, emitter.constant

@@ -137,15 +137,11 @@ class Manifest:
         body = asdict(self)
         body["mesh"] = dict(self.mesh.axes)
         body["state"] = to_json(self.state)
-        for entry in (*body["inputs"], *body["optional_inputs"], *body["outputs"]):
-            if not entry["open_rank"]:
-                del entry["open_rank"]
-        for entry in body["weights"].values():
-            if not entry["made_of"]:
-                del entry["made_of"]
-        for entry in body["collectives"]:
-            if not entry["within"]:
-                del entry["within"]
+        tensors = (*body["inputs"], *body["optional_inputs"], *body["outputs"])
+        for entry in (*tensors, *body["weights"].values(), *body["collectives"]):
+            for key in ("open_rank", "made_of", "within"):  # left out where they say nothing
+                if not entry.get(key, True):
+                    del entry[key]
         order = (
             "source",
             "world_size",
@@ -227,14 +223,10 @@ def parse_manifest(text: str | bytes, where: str = FILE_NAME) -> Manifest:
         micro_batches=root["micro_batches"].integer(1),
         batch=_batch(root["batch"]),
         created_by=root.text("created_by"),
-        reason=root.text("reason") if "reason" in root.mapping() else "",
-        optional_inputs=tuple(_tensor(item) for item in root["optional_inputs"].items())
-        if "optional_inputs" in root.mapping()
-        else (),
-        lengths={name: item.integer(1) for name, item in root["lengths"].entries()}
-        if "lengths" in root.mapping()
-        else {},
-        state=read_pairs(root["state"]) if "state" in root.mapping() else (),
+        reason=root.get("reason", "").string(),
+        optional_inputs=tuple(_tensor(item) for item in root.get("optional_inputs", []).items()),
+        lengths={name: item.integer(1) for name, item in root.get("lengths", {}).entries()},
+        state=read_pairs(root.get("state", [])),
     )
     ranks = manifest.ranks
     if len(ranks) != world_size or any(entry.rank != rank for rank, entry in enumerate(ranks)):
@@ -331,8 +323,7 @@ def _weight(item: Field) -> WeightEntry:
     shape = tuple(axis.integer(0) for axis in item["shape"].items())
     stages = tuple(stage.integer(0) for stage in item["stages"].items())
     size = item["bytes"].integer(0)
-    sources = item["made_of"].items() if "made_of" in item.mapping() else ()
-    made_of = tuple(name.string() for name in sources)
+    made_of = tuple(name.string() for name in item.get("made_of", []).items())
     return WeightEntry(item["placement"].placement(), item.text("dtype"), shape, size, stages, made_of)
 
 
@@ -367,13 +358,13 @@ def _shape(item: Field) -> Shape:
 
 def _collective(item: Field) -> CollectiveEntry:
     shape, stage = _shape(item["shape"]), item["stage"].integer(0)
-    within = item.text("within") if "within" in item.mapping() else ""
+    within = item.get("within", "").string()
     return CollectiveEntry(item.text("op"), item.text("tensor"), item.text("dtype"), shape, stage, within)
 
 
 def _tensor(item: Field) -> TensorEntry:
     shape = _shape(item["shape"])
-    is_open = item["open_rank"].boolean() if "open_rank" in item.mapping() else False
+    is_open = item.get("open_rank", False).boolean()
     if is_open and shape:
         raise item["shape"].error("empty for a tensor of any number of axes", list(shape))
     return TensorEntry(item.text("name"), item.text("dtype"), shape, is_open)

@@ -40,6 +40,10 @@ class Field:
             raise ShardError(f'{self.where}: {self.path} lacks the key "{key}": slice the model again.')
         return Field(self.where, f"{self.path}.{key}", mapping[key])
 
+    def get(self, key: str, otherwise: object) -> Field:
+        """The member under ``key``, or another value where the object may lack it."""
+        return self[key] if key in self.mapping() else Field(self.where, self.path, otherwise)
+
     def string(self) -> str:
         """This value as text that can be printed and written: JSON can hold halves of characters."""
         if not isinstance(self.value, str) or _HALF.search(self.value):

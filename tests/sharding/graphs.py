@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import numpy_helper
 
 Array = np.ndarray[Any, Any]
@@ -30,6 +31,16 @@ def save(
         size_threshold=0,
     )
     return path
+
+
+def session(model: Path | onnx.ModelProto, *, optimized: bool = True) -> onnxruntime.InferenceSession:
+    """Plain ONNX Runtime for a model: one thread, and nothing is said but errors."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    content = model if isinstance(model, Path) else model.SerializeToString()
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
 MLP = """

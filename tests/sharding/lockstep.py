@@ -18,6 +18,7 @@ import onnx
 import onnxruntime
 
 from sharding.slices.manifest import Manifest, read_manifest, verify_shard
+from tests.sharding.graphs import session as plain_session
 
 if TYPE_CHECKING:
     import pytest
@@ -363,13 +364,10 @@ def _run_segment(model: onnx.ModelProto, nodes: list[onnx.NodeProto], values: Ar
         return
     graph.initializer.extend(initializers[name] for name in outputs if name in initializers)
     graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in outputs)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
     path = folder / ".segment.onnx"
     try:
         path.write_bytes(segment.SerializeToString())
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        session = plain_session(path)
     finally:
         path.unlink()
     values.update(zip(outputs, session.run(outputs, fed), strict=True))
@@ -428,10 +426,7 @@ def _pass_on(node: Any, held: Arrays, place: int, stage: int, mail: Mail) -> Non
 
 def reference(model: Path, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
     """Plain ONNX Runtime's outputs on the unsliced model."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = plain_session(model)
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(feeds)), strict=True))
 

@@ -21,6 +21,7 @@ from sharding.rules import RULES
 from sharding.rules.base import Dim, NodeView, Option, Rule
 from sharding.slices.placement import Partial, Placement, Replicated, Split
 from tests.releases import INSTALLED, release
+from tests.sharding import graphs
 
 MICROSOFT = "com.microsoft"
 REFERENCE = "reference"
@@ -223,13 +224,7 @@ class _Graph:
         opsets = _opsets(self.case)
         functions = [onnx.parser.parse_function(self.case.body)] if self.case.body else []
         model = helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=functions)
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 3
-        session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        session = graphs.session(model, optimized=False)
         if not self.shared:
             return session.run(self.outputs, self.feeds)
         binding = session.io_binding()

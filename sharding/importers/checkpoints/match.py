@@ -51,7 +51,9 @@ class Match:
         )
         return [f"{counted(len(names), 'weight')} {kind}: {_listed(names)}" for kind, names in kinds if names]
 
-    def check(self, checkpoint: Checkpoint, *, allow_missing: bool, allow_unexpected: bool) -> None:
+    def check(
+        self, checkpoint: Checkpoint, *, allow_missing: bool = False, allow_unexpected: bool = False
+    ) -> None:
         """Raises `ModelError` with the whole report unless everything fits, but for what is allowed."""
         wrong, flags = [], []
         if self.misshaped:

@@ -6,6 +6,7 @@ unpickler knows tensors and plain containers and refuses all else.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import warnings
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sharding.common.arrays import Array
+from sharding.common.arrays import Array, DType
 from sharding.common.text import one_line, shortened
 from sharding.errors import ModelError
 from sharding.importers import torch_import
@@ -128,18 +129,20 @@ def check_archive(path: Path) -> None:
             )
 
 
+def dtype_of(tensor: torch_import.Tensor, what: str, wanted: str) -> DType:
+    """A tensor's element type. Raises `ModelError` for one that no array has: it cannot be ``wanted``."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    for find in (np.dtype, special_dtype):
+        with contextlib.suppress(TypeError, AttributeError):
+            return find(name)
+    raise ModelError(f"{what} has the type {name}, which cannot be {wanted}.")
+
+
 def as_array(tensor: torch_import.Tensor, what: str) -> Array:
     """A tensor's elements as an array in C order, without a copy where it lies so."""
     torch = torch_import.load()
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    name = str(tensor.dtype).removeprefix("torch.")
-    try:
-        dtype = np.dtype(name)
-    except TypeError:
-        try:
-            dtype = special_dtype(name)
-        except AttributeError:
-            raise ModelError(f"{what} has the type {name}, which cannot be converted.") from None
+    dtype = dtype_of(tensor, what, "converted")
     flat: torch_import.Tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     array: Array = flat.reshape(-1).view(torch.uint8).numpy().view(dtype).reshape(tuple(tensor.shape))
     return array

@@ -20,13 +20,7 @@ from sharding.importers.mindir.onnx_types import (
     typed_info,
     value_info,
 )
-from sharding.importers.mindir.primitives.base import (
-    ComplexValue,
-    Operand,
-    RefusedError,
-    TensorType,
-    Value,
-)
+from sharding.importers.mindir.primitives.base import ComplexValue, Operand, RefusedError, TensorType, Value
 from sharding.importers.sniff import RUN_OPSET
 from sharding.onnx_files.nodes import make_node
 from sharding.onnx_files.walk import subgraphs
@@ -357,9 +351,9 @@ class GraphBuilder:
     # Bodies
 
     @contextmanager
-    def body(self) -> Iterator[list[NodeProto]]:
-        """Collects the nodes that are added inside; they may read what was added before."""
-        outer, self.nodes = self.nodes, []
+    def body(self, nodes: list[NodeProto] | None = None) -> Iterator[list[NodeProto]]:
+        """Collects the nodes that are added inside, behind these; they may read what was added before."""
+        outer, self.nodes = self.nodes, [] if nodes is None else nodes
         try:
             yield self.nodes
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,20 +96,18 @@ def _inputs(tracer: Tracer) -> list[Value]:
     path = tracer.program.path
     found = []
     for item in tracer.program.main.message.input:
+        what = f"{path}: its input {local_name(item.name)[:80]!r}"
         if len(item.tensor) != 1:
             said = item.denotation or "of no type"
-            raise ModelError(
-                f"{path}: its input {local_name(item.name)[:80]!r} is no tensor ({said[:40]}): export the "
-                "network with tensors as inputs."
-            )
+            raise ModelError(f"{what} is no tensor ({said[:40]}): export the network with tensors as inputs.")
         try:
             kind = values.declared(item.tensor[0])
         except ValueProblem as problem:
-            raise ModelError(f"{path}: its input {local_name(item.name)[:80]!r}: {problem}.") from None
+            raise ModelError(f"{what}: {problem}.") from None
         if kind.dtype.kind == "c":
             raise ModelError(
-                f"{path}: its input {local_name(item.name)[:80]!r} is of complex numbers, which ONNX Runtime "
-                "has no inputs of: let the network take their real and imaginary parts."
+                f"{what} is of complex numbers, which ONNX Runtime has no inputs of: let the network take "
+                "their real and imaginary parts."
             )
         name = tracer.builder.names.fresh(local_name(item.name) or "input")
         found.append(Value(name, kind.dtype, kind.shape))
@@ -227,11 +225,10 @@ def _graph_name(content: container.Container) -> str:
 def _info(name: str, kind: TensorType) -> onnx.ValueInfoProto:
     import onnx
 
-    shape = kind.shape
+    shape: Sequence[int | str | None] | None = kind.shape
     if shape is not None:
-        named = tuple(f"{name}_{axis}" if n is None else n for axis, n in enumerate(shape))
-        return onnx.helper.make_tensor_value_info(name, _element(kind.dtype), named)
-    return onnx.helper.make_tensor_value_info(name, _element(kind.dtype), None)
+        shape = [f"{name}_{axis}" if n is None else n for axis, n in enumerate(shape)]
+    return onnx.helper.make_tensor_value_info(name, _element(kind.dtype), shape)
 
 
 def _element(dtype: DType) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from sharding.importers.checkpoints.match import Match, Target, match
 from sharding.importers.checkpoints.rename import Rule
 from sharding.importers.networks.arguments import in_order
 from sharding.importers.networks.factory import Network, described
-from sharding.importers.networks.inputs import Input
+from sharding.importers.networks.inputs import Input, name_axes
 from sharding.importers.networks.packages import need
 
 if TYPE_CHECKING:
@@ -24,20 +24,13 @@ if TYPE_CHECKING:
     from sharding.common.arrays import DType
 
 
-def load(
-    network: Network,
-    checkpoint: Checkpoint,
-    rules: Sequence[Rule],
-    *,
-    allow_missing: bool = False,
-    allow_unexpected: bool = False,
-) -> Match:
+def load(network: Network, checkpoint: Checkpoint, rules: Sequence[Rule], **allowed: bool) -> Match:
     """Copies the weights into the cell and returns what fitted. Raises `ModelError` (`Match.check`)."""
     mindspore = need("mindspore", "The network is a mindspore.nn.Cell")
     parameters = dict(network.module.parameters_and_names())
     targets = {name: Target(_dtype(item), tuple(item.shape), id(item)) for name, item in parameters.items()}
     result = match(checkpoint, targets, rules)
-    result.check(checkpoint, allow_missing=allow_missing, allow_unexpected=allow_unexpected)
+    result.check(checkpoint, **allowed)
     for name, entry in result.found.items():
         array = cast(entry.array(), targets[name].dtype, f"The weight {name!r}")
         parameters[name].set_data(
@@ -76,21 +69,8 @@ def export_cell(
     except Exception as error:  # the network's own code runs in here
         raise ModelError(f"{what} cannot be exported by MindSpore: {described(error)}.") from error
     model = import_model(path, opset=opset)
-    names = _symbols(model, inputs)
-    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param in names:
-                dim.dim_param = names[dim.dim_param]
+    name_axes(model, inputs)
     return model, path
-
-
-def _symbols(model: onnx.ModelProto, inputs: Sequence[Input]) -> Mapping[str, str]:
-    found: dict[str, str] = {}
-    for value, item in zip(model.graph.input, inputs, strict=False):
-        for dim, length in zip(value.type.tensor_type.shape.dim, item.shape, strict=False):
-            if isinstance(length, str) and dim.dim_param:
-                found[dim.dim_param] = length
-    return found
 
 
 def _dtype(parameter: Any) -> DType:

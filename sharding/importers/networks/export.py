@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from sharding.importers.checkpoints.base import CHUNK, bytes_of
 from sharding.importers.checkpoints.torch_file import as_array
 from sharding.importers.networks.arguments import are_named, arguments_of, before_variadic
 from sharding.importers.networks.factory import described
-from sharding.importers.networks.inputs import Input, example_lengths
+from sharding.importers.networks.inputs import Input, example_lengths, name_axes
 from sharding.importers.networks.packages import need
 from sharding.onnx_files.protobuf import INLINE_BYTES
 from sharding.onnx_files.walk import graphs_in
@@ -90,7 +89,7 @@ def export_module(
                 f"{what} cannot be exported with the inputs {_shown(inputs)}: {_cause(error)}."
             ) from error
     model, weights = export_program(program, opset, what)
-    _name_axes(model, inputs)
+    name_axes(model, inputs)
     if not by_name:
         from sharding.importers.value_names import rename_inputs
 
@@ -142,23 +141,6 @@ def _forget_source(model_graph: Any) -> None:
         for item in (*graph.input, *graph.output, *graph.value_info, *graph.initializer, *graph.node):
             del item.metadata_props[:]
             item.doc_string = ""
-
-
-def _name_axes(model: onnx.ModelProto, inputs: Sequence[Input]) -> None:
-    """Open axes get the names that the user gave; torch calls them s77 and the like."""
-    names: dict[str, str] = {}
-    for value, item in zip(model.graph.input, inputs, strict=False):
-        for dim, length in zip(value.type.tensor_type.shape.dim, item.shape, strict=False):
-            if isinstance(length, str) and dim.dim_param:
-                names.setdefault(dim.dim_param, length)
-    if not names:
-        return
-    pattern = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
-    graph = model.graph
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.dim_param = pattern.sub(lambda found: names[found.group(1)], dim.dim_param)
 
 
 def _name_outputs(model: onnx.ModelProto, program: Any) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from sharding.common.arrays import Array
 from sharding.common.text import parse_whole
 from sharding.errors import OptionError
+
+if TYPE_CHECKING:
+    import onnx
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 DTYPES = (
@@ -123,3 +127,20 @@ def from_arrays(arrays: Mapping[str, Array], names: Sequence[str]) -> list[Input
         # The type's name says nothing of the byte order, which may be another machine's.
         found.append(Input(name, tuple(array.shape), array.dtype.name, array))
     return found
+
+
+def name_axes(model: onnx.ModelProto, inputs: Sequence[Input]) -> None:
+    """Open axes get the names that the user gave; exporters call them s77 and the like."""
+    names: dict[str, str] = {}
+    for value, item in zip(model.graph.input, inputs, strict=False):
+        for dim, length in zip(value.type.tensor_type.shape.dim, item.shape, strict=False):
+            if isinstance(length, str) and dim.dim_param:
+                names.setdefault(dim.dim_param, length)
+    if not names:
+        return
+    pattern = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
+    graph = model.graph
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = pattern.sub(lambda found: names[found.group(1)], dim.dim_param)

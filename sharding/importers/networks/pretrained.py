@@ -16,14 +16,7 @@ from sharding.importers.networks.factory import Network, described
 from sharding.importers.networks.weights import as_tensor
 
 
-def load(
-    network: Network,
-    checkpoint: Checkpoint,
-    rules: Sequence[Rule],
-    *,
-    allow_missing: bool = False,
-    allow_unexpected: bool = False,
-) -> Match:
+def load(network: Network, checkpoint: Checkpoint, rules: Sequence[Rule], **allowed: bool) -> Match:
     """Builds the network anew with the weights; returns what fitted. Raises `ModelError` (`Match.check`)."""
     names = rename_all(checkpoint.entries, rules)
     with quiet():
@@ -50,7 +43,7 @@ def load(
             for name, have, want in info["mismatched_keys"]
         ],
     )
-    result.check(checkpoint, allow_missing=allow_missing, allow_unexpected=allow_unexpected)
+    result.check(checkpoint, **allowed)
     network.module = module
     return result
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from sharding.common.arrays import Array, DType
+from sharding.common.arrays import Array
 from sharding.errors import ModelError
 from sharding.importers import torch_import
-from sharding.importers.checkpoints.base import Checkpoint, cast, special_dtype
+from sharding.importers.checkpoints.base import Checkpoint, cast
 from sharding.importers.checkpoints.match import Match, Target, match
 from sharding.importers.checkpoints.rename import Rule
+from sharding.importers.checkpoints.torch_file import dtype_of
 from sharding.importers.networks.factory import Network, described
 
 
@@ -23,24 +24,18 @@ def targets_of(module: Any) -> dict[str, Target]:
     for name, tensor in module.state_dict(keep_vars=True).items():
         if not hasattr(tensor, "dtype"):
             continue  # extra state of the module
-        found[name] = Target(_dtype(tensor, name), tuple(tensor.shape), id(tensor))
+        dtype = dtype_of(tensor, f"The network's weight {name!r}", "set")
+        found[name] = Target(dtype, tuple(tensor.shape), id(tensor))
     return found
 
 
-def load(
-    network: Network,
-    checkpoint: Checkpoint,
-    rules: Sequence[Rule],
-    *,
-    allow_missing: bool = False,
-    allow_unexpected: bool = False,
-) -> Match:
+def load(network: Network, checkpoint: Checkpoint, rules: Sequence[Rule], **allowed: bool) -> Match:
     """Copies the weights into the module and returns what fitted. Raises `ModelError` (`Match.check`)."""
     torch = torch_import.load()
     module = network.module
     targets = targets_of(module)
     result = match(checkpoint, targets, rules)
-    result.check(checkpoint, allow_missing=allow_missing, allow_unexpected=allow_unexpected)
+    result.check(checkpoint, **allowed)
     state = module.state_dict(keep_vars=True)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the file's bytes cannot be written to, and are only read
@@ -53,18 +48,6 @@ def load(
             except (RuntimeError, NotImplementedError) as error:
                 raise ModelError(f"The weight {name!r} cannot be set: {described(error)}.") from None
     return result
-
-
-def _dtype(tensor: Any, name: str) -> DType:
-    text = str(tensor.dtype).removeprefix("torch.")
-    try:
-        return np.dtype(text)
-    except TypeError:
-        pass
-    try:
-        return special_dtype(text)
-    except AttributeError:
-        raise ModelError(f"The network's weight {name!r} has the type {text}, which cannot be set.") from None
 
 
 def as_tensor(array: Array) -> Any:

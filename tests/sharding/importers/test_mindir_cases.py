@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from sharding import slice_model
@@ -16,6 +15,7 @@ from sharding.errors import SliceError
 from sharding.importers import OPSETS, import_model
 from sharding.importers.write import write_onnx
 from sharding.reading.read import read_model
+from tests.sharding import graphs
 from tests.sharding.lockstep import relative_error, run_slices
 
 DATA = Path(__file__).parents[2] / "data" / "mindir"
@@ -59,13 +59,6 @@ def converted(path: Path, folder: Path, opset: int = OPSETS[0]) -> Path:
     return output
 
 
-def session_of(model: Path) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-
-
 def check(path: Path, found: list[np.ndarray[Any, Any]], expected: list[np.ndarray[Any, Any]]) -> None:
     assert len(found) == len(expected)
     for number, (got, want) in enumerate(zip(found, expected, strict=True)):
@@ -77,6 +70,14 @@ def check(path: Path, found: list[np.ndarray[Any, Any]], expected: list[np.ndarr
             assert np.array_equal(got, want), f"output {number}"
 
 
+def check_examples(path: Path, folder: Path, opset: int = OPSETS[0]) -> None:
+    """Plain ONNX Runtime gives the answers of all examples."""
+    session = graphs.session(converted(path, folder, opset))
+    names = [value.name for value in session.get_inputs()]
+    for inputs, expected in examples(path):
+        check(path, session.run(None, dict(zip(names, inputs, strict=True))), expected)
+
+
 def test_there_are_cases_of_both_versions() -> None:
     assert len(FILES) >= 24
     assert sum("v1" in path.name for path in FILES) >= 10
@@ -84,10 +85,7 @@ def test_there_are_cases_of_both_versions() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=ids)
 def test_plain_onnx_runtime_gives_the_answers(tmp_path: Path, path: Path) -> None:
-    session = session_of(converted(path, tmp_path))
-    names = [value.name for value in session.get_inputs()]
-    for inputs, expected in examples(path):
-        check(path, session.run(None, dict(zip(names, inputs, strict=True))), expected)
+    check_examples(path, tmp_path)
 
 
 @pytest.mark.parametrize("path", FILES, ids=ids)
@@ -111,7 +109,7 @@ def test_weights_are_split(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize("opset", [OPSETS[-1]])
 @pytest.mark.parametrize("path", [path for path in FILES if path.name == "model.mindir"], ids=ids)
 def test_the_newest_opset_gives_the_same_answers(tmp_path: Path, path: Path, opset: int) -> None:
-    session = session_of(converted(path, tmp_path, opset))
+    session = graphs.session(converted(path, tmp_path, opset))
     names = [value.name for value in session.get_inputs()]
     inputs, expected = next(examples(path))
     check(path, session.run(None, dict(zip(names, inputs, strict=True))), expected)
@@ -160,7 +158,7 @@ def test_many_weights_go_to_a_file_beside(tmp_path: Path, monkeypatch: pytest.Mo
     files = write_onnx(import_model(path), path, tmp_path / "m.onnx", lambda *done: seen.append(done))
     assert [file.name for file in files] == ["m.onnx", "m.onnx.data"]
     assert seen[-1][0] == seen[-1][1] <= files[1].stat().st_size
-    session = session_of(files[0])
+    session = graphs.session(files[0])
     inputs, expected = next(examples(path))
     names = [value.name for value in session.get_inputs()]
     check(path, session.run(None, dict(zip(names, inputs, strict=True))), expected)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from sharding.errors import ModelError
 from sharding.importers import import_model
 from sharding.importers.mindir.tracing import trace
+from tests.sharding import graphs
 from tests.sharding.importers.mindir_files import File, Graph
 
 F = ("float32", [3])
@@ -27,13 +27,7 @@ def one(graph: Graph) -> str:
 def run(file: File, tmp_path: Path, **feeds: Any) -> list[Array]:
     model = import_model(file.save(tmp_path / "model.mindir"))
     onnx.checker.check_model(model, full_check=True)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, {name: np.asarray(value) for name, value in feeds.items()})
+    return graphs.session(model).run(None, {name: np.asarray(value) for name, value in feeds.items()})
 
 
 def kinds(model: onnx.ModelProto) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 from sharding import slice_model
 from sharding.importers import import_model
 from sharding.importers.write import write_onnx
-from tests.sharding.importers.test_mindir_cases import session_of
+from tests.sharding import graphs
 from tests.sharding.lockstep import relative_error, run_slices
 
 ARCHIVE = Path(__file__).parents[2] / "data" / "mindir" / "nets_v3.zip"
@@ -57,7 +57,7 @@ def test_plain_onnx_runtime_and_two_ranks_give_the_answers(file: Path, tmp_path:
     write_onnx(import_model(file), file, model)
     if file.stem not in RANK_UNKNOWN:
         onnx.checker.check_model(str(model), full_check=True)
-    session = session_of(model)
+    session = graphs.session(model)
     manifest = slice_model(file, 2, tmp_path / "slices", allow_replicated=True)
     names = [entry.name for entry in manifest.inputs]
     assert names == [value.name for value in session.get_inputs()]

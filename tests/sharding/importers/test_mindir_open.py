@@ -18,6 +18,7 @@ from scripts.mindir_table import OPEN
 from sharding import slice_model
 from sharding.errors import ModelError
 from sharding.importers import OPSETS, import_model
+from tests.sharding import graphs
 from tests.sharding.importers.mindir_answers import assert_same, of_torch
 from tests.sharding.lockstep import run_slices
 
@@ -112,13 +113,7 @@ def compare(name: str, found: list[Array], wanted: list[Array]) -> None:
 
 
 def session(path: Path, opset: int | None = None) -> onnxruntime.InferenceSession:
-    model = import_model(path) if opset is None else import_model(path, opset=opset)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    return graphs.session(import_model(path) if opset is None else import_model(path, opset=opset))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.partition(".")[0] not in RANDOM | REFUSED])

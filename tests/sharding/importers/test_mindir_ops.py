@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 
 from scripts.mindir_table import ARCHIVES, checked
 from sharding.importers import import_model
 from sharding.importers.mindir import primitives
 from sharding.importers.mindir.primitives.base import PRIMITIVES
+from tests.sharding import graphs
 from tests.sharding.importers.mindir_answers import assert_same, of_torch
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -45,11 +45,7 @@ def load(archive: Path, name: str, folder: Path) -> tuple[Path, Arrays]:
 
 def check(path: Path, arrays: Arrays) -> None:
     """The converted model gives MindSpore's answers."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        import_model(path).SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = graphs.session(import_model(path))
     inputs = {item.name: arrays[f"in_{place}"] for place, item in enumerate(session.get_inputs())}
     found = session.run(None, inputs)
     wanted = [arrays[f"out_{place}"] for place in range(sum(name.startswith("out_") for name in arrays))]

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from sharding.importers.padded_pooling import keep_zeros
@@ -24,13 +23,7 @@ POOLS = {
 
 
 def _run(model: onnx.ModelProto, *, optimized: bool) -> np.ndarray[Any, Any]:
-    options = onnxruntime.SessionOptions()
-    if not optimized:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    (found,) = session.run(None, {"x": NEGATIVE})
+    (found,) = graphs.session(model, optimized=optimized).run(None, {"x": NEGATIVE})
     assert isinstance(found, np.ndarray)
     return found
 

@@ -12,12 +12,11 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 
 import sharding
 from sharding.planning.plan import plan_model
-from tests.sharding import lockstep
+from tests.sharding import graphs, lockstep
 
 pytest.importorskip("torch", reason="torch exports the models of this test; pip install torch")
 
@@ -53,10 +52,7 @@ def _check(
     """Slices and compares; the collectives by operator and element type."""
     folder = path.with_name(f"{path.stem}_{ranks}")
     manifest = sharding.slice_model(path, ranks, folder)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    whole = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    whole = graphs.session(path, optimized=False)
     for batch in batches:
         feeds = networks.feeds(name, batch, seed=7)
         expected = np.asarray(whole.run(None, feeds)[0])

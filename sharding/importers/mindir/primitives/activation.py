@@ -13,12 +13,7 @@ from sharding.importers.mindir.primitives.base import (
     primitive,
     table,
 )
-from sharding.importers.mindir.primitives.operands import (
-    Builder,
-    Formula,
-    joined_length,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import Builder, Formula, Number, joined_length, known_rank
 
 GELU_SINCE = 20
 """The version of ONNX's operators that has this one."""
@@ -39,9 +34,9 @@ def _clip(b: Builder, x: Value, low: float, high: float) -> Value:
 
 
 @primitive("Hardtanh")
-def hardtanh(b: Builder, x: Value, *, min_val: Operand = -1, max_val: Operand = 1) -> Value:
+def hardtanh(b: Builder, x: Value, *, min_val: Number = -1, max_val: Number = 1) -> Value:
     """Between two bounds."""
-    return _clip(b, x, b.number(min_val, "min_val"), b.number(max_val, "max_val"))
+    return _clip(b, x, min_val, max_val)
 
 
 _FORMULAS: dict[str | tuple[str, ...], Formula] = {
@@ -117,15 +112,15 @@ def swiglu(b: Builder, x: Value, *, dim: Operand = -1) -> Value:
 
 
 @primitive("Elu", "EluExt")
-def elu(b: Builder, x: Value, *, alpha: Operand = 1.0) -> Value:
+def elu(b: Builder, x: Value, *, alpha: float = 1.0) -> Value:
     """x, below 0 alpha (exp(x) - 1)."""
-    return b.op("Elu", [b.floating(x)], {"alpha": float(b.number(alpha, "alpha"))})
+    return b.op("Elu", [b.floating(x)], {"alpha": alpha})
 
 
 @primitive("CeLU")
-def celu(b: Builder, x: Value, *, alpha: Operand = 1.0) -> Value:
+def celu(b: Builder, x: Value, *, alpha: float = 1.0) -> Value:
     """x, below 0 alpha (exp(x / alpha) - 1)."""
-    return b.op("Celu", [b.cast(x, np.float32)], {"alpha": float(b.number(alpha, "alpha"))})
+    return b.op("Celu", [b.cast(x, np.float32)], {"alpha": alpha})
 
 
 @primitive("PReLU")
@@ -138,20 +133,19 @@ def prelu(b: Builder, x: Value, slope: Value) -> Value:
 
 
 @primitive("LeakyReLUExt", "LeakyReLU")
-def leaky_relu(b: Builder, x: Value, *, negative_slope: Operand = 0.01) -> Value:
+def leaky_relu(b: Builder, x: Value, *, negative_slope: float = 0.01) -> Value:
     """x, below 0 times a slope."""
-    return b.op("LeakyRelu", [b.floating(x)], {"alpha": float(b.number(negative_slope, "negative_slope"))})
+    return b.op("LeakyRelu", [b.floating(x)], {"alpha": negative_slope})
 
 
 @primitive("Softplus", "SoftplusExt")
-def softplus(b: Builder, node: Node, x: Value, *, beta: Operand = 1, threshold: Operand = None) -> Value:
+def softplus(b: Builder, node: Node, x: Value, *, beta: Number = 1, threshold: Operand = None) -> Value:
     """log(1 + exp(beta x)) / beta; x itself where beta x is above the threshold."""
     wide = b.floating(x)
-    scale = b.number(beta, "beta")
-    inner = b.op("Mul", [wide, b.scalar(scale, wide)]) if scale != 1 else wide
+    inner = b.op("Mul", [wide, b.scalar(beta, wide)]) if beta != 1 else wide
     found = b.op("Softplus", [inner])
-    if scale != 1:
-        found = b.op("Div", [found, b.scalar(scale, wide)])
+    if beta != 1:
+        found = b.op("Div", [found, b.scalar(beta, wide)])
     limit = 20 if threshold is None and node.op_type == "SoftplusExt" else threshold
     if limit is None:
         return found
@@ -161,18 +155,17 @@ def softplus(b: Builder, node: Node, x: Value, *, beta: Operand = 1, threshold: 
 
 
 @table({"SoftShrink": True, "HShrink": False})
-def shrink(soft: bool, b: Builder, x: Value, *, lambd: Operand = 0.5) -> Value:
+def shrink(soft: bool, b: Builder, x: Value, *, lambd: float = 0.5) -> Value:
     """0 where |x| is at most lambd; else x, of the soft one nearer to 0 by lambd."""
-    margin = float(b.number(lambd, "lambd"))
-    return b.op("Shrink", [b.floating(x)], {"lambd": margin, "bias": margin if soft else 0.0})
+    return b.op("Shrink", [b.floating(x)], {"lambd": lambd, "bias": lambd if soft else 0.0})
 
 
 @primitive("Threshold")
-def threshold_(b: Builder, x: Value, *, threshold: Operand = 0, value: Operand = 0) -> Value:
+def threshold_(b: Builder, x: Value, *, threshold: Number = 0, value: Number = 0) -> Value:
     """x where it is above a threshold, else a value."""
     wide = b.computable(x)
-    above = b.op("Greater", [wide, b.scalar(b.number(threshold, "threshold"), wide)])
-    return b.op("Where", [above, wide, b.scalar(b.number(value, "value"), wide)])
+    above = b.op("Greater", [wide, b.scalar(threshold, wide)])
+    return b.op("Where", [above, wide, b.scalar(value, wide)])
 
 
 @primitive("LogSigmoid")

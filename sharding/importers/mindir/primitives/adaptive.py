@@ -7,10 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, table
-from sharding.importers.mindir.primitives.operands import (
-    Builder,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import Builder, known_rank
 
 
 def _wanted(b: Builder, x: Value, setting: Operand, count: int) -> list[int | Value | None]:

@@ -7,13 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
-from sharding.importers.mindir.primitives.operands import (
-    BOOL,
-    FLOAT32,
-    Builder,
-    is_float,
-    tensors,
-)
+from sharding.importers.mindir.primitives.operands import BOOL, FLOAT32, Builder, is_float, tensors
 
 ROUNDING = ("none", "trunc", "floor")
 

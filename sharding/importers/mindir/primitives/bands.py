@@ -85,11 +85,6 @@ def _chosen(b: Builder, x: Value, axes: int, table: Array, other: Value) -> Valu
     return b.op("Where", [b.const(table >= 0), taken, other])
 
 
-def _padding(b: Builder, amount: Operand, x: Value) -> Value:
-    found = b.cast(b.value(amount, x.dtype), x.dtype)
-    return b.op("Reshape", [found, b.const([], np.int64)])
-
-
 @primitive("MatrixDiagPartV3")
 def matrix_diag_part(
     b: Builder, x: Value, k: Operand, padding: Operand, *, align: Operand = "RIGHT_LEFT"
@@ -100,7 +95,7 @@ def matrix_diag_part(
     table = _band(rows, columns, offsets, align).elements()
     if offsets[0] == offsets[1]:
         table = table[0]
-    return _chosen(b, x, 2, table, _padding(b, padding, x))
+    return _chosen(b, x, 2, table, b.single(padding, x.dtype))
 
 
 @primitive("MatrixDiagV3", declared=False)
@@ -126,7 +121,7 @@ def matrix_diag(
             own if item == -1 else item for own, item in zip((height, width), given, strict=True)
         )
     table = _band(height, width, offsets, align).places()
-    return _chosen(b, x, 1 if low == high else 2, table, _padding(b, padding, x))
+    return _chosen(b, x, 1 if low == high else 2, table, b.single(padding, x.dtype))
 
 
 @primitive("MatrixSetDiagV3")

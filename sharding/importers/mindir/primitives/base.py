@@ -17,6 +17,10 @@ Operands come in the order of the node's inputs. Tensors are `Value`s; constants
 Python's own: bool, int, float, str, None, and tuples of these. A tuple may also hold `Value`s: tensors, or
 integers that are known only at run time (int64 without axes).
 
+Parameters may be annotated with Python's own types instead of `Operand`: `int`, `float`, `bool`, and the
+`Number`, `Ints` and `Axis` of `operands`. What is given for such a one must be known before a run, and comes
+as that.
+
 Settings, the keyword-only parameters, are what a version 1 file keeps as attributes of the primitive and a
 version 3 file as further inputs after the operands: an input beyond the function's positional parameters is
 the next setting, and what the inputs do not give is taken from the attributes of that name. What neither has
@@ -137,6 +141,10 @@ class Primitive:
     needed: int
     """How many of these have no default."""
     settings: tuple[str, ...]
+    own: Mapping[str, str] = field(default_factory=dict)
+    """How the function names settings that it names otherwise."""
+    typed: Mapping[str, str] = field(default_factory=dict)
+    """The annotations of its parameters."""
     declared: bool = True
     """Whether its results have the types that the file declares."""
     rank: int | None = None
@@ -154,28 +162,30 @@ PRIMITIVES: dict[str, Primitive] = {}
 
 
 def primitive(
-    *names: str, declared: bool = True, rank: int | None = None, of_complex: bool = False
+    *names: str, settings: str = "", rank: int | None = None, **flags: bool
 ) -> Callable[[_Function], _Function]:
-    """Registers a function for primitives of these names; see this module's text. ``declared``: whether the
-    types hold that MindSpore writes for the results; ``rank``: the axes of the first operand, of which a
-    file may not say how many there are; ``of_complex``: whether the function takes complex numbers."""
+    """Registers a function for primitives of these names; see this module's text. ``settings``: their names
+    in order, where these are not the function's (``axis=dim keep_dims``: the first is its ``dim``);
+    ``declared``: whether the types hold that MindSpore writes for the results; ``rank``: the axes of the
+    first operand, of which a file may not say how many there are; ``of_complex``: whether the function takes
+    complex numbers."""
 
     def register(function: _Function) -> _Function:
-        _register(names, function, function.__module__, declared, rank, of_complex)
+        _register(names, function, settings, rank, flags)
         return function
 
     return register
 
 
 def table(
-    rows: Mapping[_Names, _Row], *, declared: bool = True, rank: int | None = None
+    rows: Mapping[_Names, _Row], *, settings: str = "", rank: int | None = None, **flags: bool
 ) -> Callable[[_Function], _Function]:
     """Registers one function for the primitives of each row, with what the row holds as first argument."""
 
     def register(function: _Function) -> _Function:
         for names, row in rows.items():
             every = (names,) if isinstance(names, str) else names
-            _register(every, partial(function, row), function.__module__, declared, rank, False)
+            _register(every, partial(function, row), settings, rank, flags)
         return function
 
     return register
@@ -189,29 +199,31 @@ def alike(*names: str) -> dict[str | tuple[str, ...], str]:
 def _register(
     names: Sequence[str],
     function: Callable[..., Operand],
-    module: str,
-    declared: bool,
+    settings: str,
     rank: int | None,
-    of_complex: bool,
+    flags: Mapping[str, bool],
 ) -> None:
     parameters = list(inspect.signature(function).parameters.values())[1:]
     takes_node = bool(parameters) and parameters[0].name == "node"
     kinds = [item.kind for item in parameters]
     positional = [item for item in parameters[takes_node:] if item.kind is item.POSITIONAL_OR_KEYWORD]
+    given = settings.split() or [item.name for item in parameters if item.kind is item.KEYWORD_ONLY]
+    pairs = [(outer, own or outer) for outer, _, own in (item.partition("=") for item in given)]
     for name in names:
         if name in PRIMITIVES:
             raise TypeError(f"the primitive {name} is registered twice")
         PRIMITIVES[name] = Primitive(
             name,
             function,
-            module.rpartition(".")[2],
+            getattr(function, "func", function).__module__.rpartition(".")[2],
             takes_node,
             None if inspect.Parameter.VAR_POSITIONAL in kinds else len(positional),
             sum(item.default is item.empty for item in positional),
-            tuple(item.name for item in parameters if item.kind is item.KEYWORD_ONLY),
-            declared,
-            rank,
-            of_complex,
+            tuple(outer for outer, _ in pairs),
+            dict(pairs),
+            {item.name: str(item.annotation) for item in parameters[takes_node:]},
+            rank=rank,
+            **flags,
         )
 
 
@@ -262,4 +274,4 @@ def arguments(
     for name in known.settings[len(rest) :]:
         if name in attributes:
             settings[name] = attributes[name]
-    return positional, settings
+    return positional, {known.own.get(name, name): item for name, item in settings.items()}

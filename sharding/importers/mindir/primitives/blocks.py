@@ -5,43 +5,37 @@ from __future__ import annotations
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import (
-    Builder,
-    flattened,
-    is_float,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import Builder, flattened, is_float, known_rank
 
 
 @primitive("SpaceToDepth")
-def space_to_depth(b: Builder, x: Value, *, block_size: Operand = 1) -> Value:
+def space_to_depth(b: Builder, x: Value, *, block_size: int = 1) -> Value:
     """Blocks of places as channels."""
-    size = b.integer(block_size, "block_size")
-    if is_float(x.dtype) or size < 1 or x.shape is None or len(x.shape) != 4 or None in x.shape[1:]:
-        return b.op("SpaceToDepth", [x], {"blocksize": size})
+    if is_float(x.dtype) or block_size < 1 or x.shape is None or len(x.shape) != 4 or None in x.shape[1:]:
+        return b.op("SpaceToDepth", [x], {"blocksize": block_size})
     channels, height, width = (length or 0 for length in x.shape[1:])  # there is no kernel for integers
-    lines, columns = height // size, width // size
-    cut = b.reshape(x, (b.dim(x, 0), channels, lines, size, columns, size))
+    lines, columns = height // block_size, width // block_size
+    cut = b.reshape(x, (b.dim(x, 0), channels, lines, block_size, columns, block_size))
     turned = b.transpose(cut, [0, 3, 5, 1, 2, 4])
-    return b.reshape(turned, (b.dim(x, 0), channels * size * size, lines, columns))
+    return b.reshape(turned, (b.dim(x, 0), channels * block_size**2, lines, columns))
 
 
 @primitive("DepthToSpace")
-def depth_to_space(b: Builder, x: Value, *, block_size: Operand = 1) -> Value:
+def depth_to_space(b: Builder, x: Value, *, block_size: int = 1) -> Value:
     """Channels as blocks of places, the blocks' places first."""
-    size = b.integer(block_size, "block_size")
-    if is_float(x.dtype) or size < 1 or x.shape is None or len(x.shape) != 4 or None in x.shape[1:]:
-        return b.op("DepthToSpace", [x], {"blocksize": size, "mode": "DCR"})
+    if is_float(x.dtype) or block_size < 1 or x.shape is None or len(x.shape) != 4 or None in x.shape[1:]:
+        return b.op("DepthToSpace", [x], {"blocksize": block_size, "mode": "DCR"})
     channels, height, width = (length or 0 for length in x.shape[1:])  # there is no kernel for integers
-    cut = b.reshape(x, (b.dim(x, 0), size, size, channels // (size * size), height, width))
+    batch, left = b.dim(x, 0), channels // block_size**2
+    cut = b.reshape(x, (batch, block_size, block_size, left, height, width))
     turned = b.transpose(cut, [0, 3, 4, 1, 5, 2])
-    return b.reshape(turned, (b.dim(x, 0), channels // (size * size), height * size, width * size))
+    return b.reshape(turned, (batch, left, height * block_size, width * block_size))
 
 
 @primitive("PixelShuffle")
-def pixel_shuffle(b: Builder, x: Value, *, upscale_factor: Operand = 1) -> Value:
+def pixel_shuffle(b: Builder, x: Value, *, upscale_factor: int = 1) -> Value:
     """Channels as blocks of places, the channels first."""
-    attributes = {"blocksize": b.integer(upscale_factor, "upscale_factor"), "mode": "CRD"}
+    attributes = {"blocksize": upscale_factor, "mode": "CRD"}
     rank = known_rank(x)
     if rank == 4:
         return b.op("DepthToSpace", [x], attributes)
@@ -52,13 +46,12 @@ def pixel_shuffle(b: Builder, x: Value, *, upscale_factor: Operand = 1) -> Value
 
 
 @primitive("ChannelShuffle", "ShuffleChannel")
-def channel_shuffle(b: Builder, x: Value, *, group: Operand = 1) -> Value:
+def channel_shuffle(b: Builder, x: Value, *, group: int = 1) -> Value:
     """The channels of groups interleaved."""
     shape = b.lengths(x)
-    groups = b.integer(group, "group")
     channels = shape[1]
-    each = channels // groups if isinstance(channels, int) and groups > 0 else -1
-    split_ = b.reshape(x, (shape[0], groups, each, *shape[2:]))
+    each = channels // group if isinstance(channels, int) and group > 0 else -1
+    split_ = b.reshape(x, (shape[0], group, each, *shape[2:]))
     return b.reshape(b.moved(split_, 1, 2), shape)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from sharding.common.arrays import DType
 from sharding.importers.mindir.primitives.base import Operand, Value, primitive
-from sharding.importers.mindir.primitives.operands import BOOL, FLOAT32, INT32, INT64, Builder
+from sharding.importers.mindir.primitives.operands import BOOL, FLOAT32, INT32, INT64, Builder, Number
 
 # Boxes
 
@@ -53,14 +53,14 @@ def box_decode(
     max_shape: Operand = None,
     means: Operand = (0.0, 0.0, 0.0, 0.0),
     stds: Operand = (1.0, 1.0, 1.0, 1.0),
-    wh_ratio_clip: Operand = 0.016,
+    wh_ratio_clip: Number = 0.016,
 ) -> Value:
     """Boxes (x0, y0, x1, y1), both ends included, moved and stretched by deltas, held within an image."""
     boxes, change = (b.cast(item, FLOAT32) for item in (anchors, deltas))
     means_, stds_ = (np.array([b.number(v, "means") for v in item], np.float32)
                      for item in (means, stds) if isinstance(item, tuple))  # fmt: skip
     change = b.op("Add", [b.op("Mul", [change, b.const(stds_)]), b.const(means_)])
-    ratio = abs(float(np.log(b.number(wh_ratio_clip, "wh_ratio_clip"))))
+    ratio = abs(float(np.log(wh_ratio_clip)))
     height, width = (b.number(v, "max_shape") for v in max_shape) if isinstance(max_shape, tuple) else (0, 0)
     one, half = b.const(1, np.float32), b.const(0.5, np.float32)
     found: list[Value] = [boxes] * 4
@@ -110,7 +110,7 @@ def box_encode(
 
 
 @primitive("NMSWithMask")
-def nms_with_mask(b: Builder, boxes: Value, *, iou_threshold: Operand = 0.5) -> Operand:
+def nms_with_mask(b: Builder, boxes: Value, *, iou_threshold: Number = 0.5) -> Operand:
     """Boxes (x0, y0, x1, y1, score) by falling score, the numbers 0, 1, ..., and which are kept: those that
     overlap none of a higher score that is kept by more than a threshold."""
     found = b.cast(boxes, FLOAT32)
@@ -123,7 +123,7 @@ def nms_with_mask(b: Builder, boxes: Value, *, iou_threshold: Operand = 0.5) -> 
     falling = b.op("Neg", [b.cast(places, FLOAT32)])  # equal scores keep their order
     kept = b.op("NonMaxSuppression", [
         b.unsqueeze(corners, [0]), b.unsqueeze(falling, [0, 1]), b.ints(count),
-        b.const([b.number(iou_threshold, "iou_threshold")], np.float32), b.const([-np.inf], np.float32),
+        b.const([iou_threshold], np.float32), b.const([-np.inf], np.float32),
     ])  # fmt: skip
     rows = _column(b, kept, 2)
     nothing = b.op("Expand", [b.const(0, np.int32), b.ints(count)])

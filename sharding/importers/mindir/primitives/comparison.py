@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
-from sharding.importers.mindir.primitives.operands import (
-    BOOL,
-    Builder,
-    is_float,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import BOOL, Builder, Number, is_float, known_rank
 
 
 @table({
@@ -50,27 +45,27 @@ def logical_not(b: Builder, x: Operand) -> Value:
 
 @primitive("IsClose")
 def is_close(
-    b: Builder, x: Value, y: Value, *, rtol: Operand = 1e-5, atol: Operand = 1e-8, equal_nan: Operand = False
+    b: Builder, x: Value, y: Value, *, rtol: Number = 1e-5, atol: Number = 1e-8, equal_nan: Number = False
 ) -> Value:
     """Where |x - y| <= atol + rtol |y|, or both are the same infinity, or, if wanted, no numbers."""
     first, second = (b.floating(item) for item in b.promoted(x, y))
-    slack = b.op("Mul", [b.op("Abs", [second]), b.scalar(b.number(rtol, "rtol"), second)])
-    bound = b.op("Add", [slack, b.scalar(b.number(atol, "atol"), second)])
+    slack = b.op("Mul", [b.op("Abs", [second]), b.scalar(rtol, second)])
+    bound = b.op("Add", [slack, b.scalar(atol, second)])
     close = b.op("LessOrEqual", [b.op("Abs", [b.op("Sub", [first, second])]), bound])
     infinite = b.op("Equal", [b.op("Abs", [second]), b.scalar(np.inf, second)])
     close = b.op("And", [close, b.op("Not", [infinite])])
     close = b.op("Or", [close, b.op("Equal", [first, second])])
-    if b.number(equal_nan, "equal_nan"):
+    if equal_nan:
         close = b.op("Or", [close, b.op("And", [b.op("IsNaN", [first]), b.op("IsNaN", [second])])])
     return close
 
 
 @primitive("ApproximateEqual")
-def approximate_equal(b: Builder, x: Value, y: Value, *, tolerance: Operand = 1e-5) -> Value:
+def approximate_equal(b: Builder, x: Value, y: Value, *, tolerance: Number = 1e-5) -> Value:
     """Where |x - y| is below a bound."""
     first, second = b.promoted(x, y)
     distance = b.op("Abs", [b.op("Sub", [b.computable(first), b.computable(second)])])
-    return b.op("Less", [distance, b.scalar(b.number(tolerance, "tolerance"), distance)])
+    return b.op("Less", [distance, b.scalar(tolerance, distance)])
 
 
 @primitive("Heaviside")

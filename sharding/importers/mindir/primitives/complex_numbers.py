@@ -21,9 +21,7 @@ from sharding.importers.mindir.primitives.base import (
     element_type,
     primitive,
 )
-from sharding.importers.mindir.primitives.operands import (
-    Builder,
-)
+from sharding.importers.mindir.primitives.operands import Builder
 
 _LINEAR = frozenset(
     {

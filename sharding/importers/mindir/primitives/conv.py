@@ -9,9 +9,7 @@ import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.matmul import channels_last
-from sharding.importers.mindir.primitives.operands import (
-    Builder,
-)
+from sharding.importers.mindir.primitives.operands import Builder
 
 PAD_MODES = ("pad", "same", "valid")
 """In the order of version 3's numbers."""
@@ -50,8 +48,7 @@ def same_padding(
     axes = list(zip(spatial_lengths(x, len(kernel)), kernel, strides, dilations, strict=True))
     totals = [_same_total(*axis) for axis in axes]
     if None not in totals:
-        known = [total or 0 for total in totals]
-        return x, {"pads": [total // 2 for total in known] + [total - total // 2 for total in known]}
+        return x, {"pads": _halves([total or 0 for total in totals])}
     if all(gap == 1 for gap in dilations):
         return x, {"auto_pad": "SAME_UPPER"}  # no runtime has that for kernels with gaps
     shape = b.op("Shape", [x])
@@ -70,6 +67,10 @@ def same_padding(
     padded = b.op("Pad", [x, amounts])
     padded.shape = None if x.shape is None else (*x.shape[:2], *[None] * len(kernel))
     return padded, {}
+
+
+def _halves(totals: Sequence[int]) -> list[int]:
+    return [total // 2 for total in totals] + [total - total // 2 for total in totals]
 
 
 def spatial_lengths(x: Value, count: int) -> tuple[int | None, ...]:
@@ -121,8 +122,7 @@ def kernel_of(w: Value) -> list[int]:
 def _classic(b: Builder, node: Node, x: Value, w: Value, spatial: int, group: int | None = None) -> Value:
     """A convolution whose settings are attributes; ``group`` instead of theirs."""
     window = _window(b, node, spatial)
-    setting = node.attributes.get("format", node.attributes.get("data_format", "NCHW"))
-    flip = channels_last(setting)
+    flip = channels_last(node, node.attributes.get("data_format", "NCHW"))
     rank = spatial + 2
     x, w = (b.computable(item) for item in b.promoted(x, w))
     if flip:
@@ -140,16 +140,9 @@ def _classic(b: Builder, node: Node, x: Value, w: Value, spatial: int, group: in
     return b.transpose(found, [0, *range(2, rank), 1]) if flip else found
 
 
-@primitive("Conv2D", rank=4)
-def conv2d(b: Builder, node: Node, x: Value, w: Value) -> Value:
-    """Weights are (out, in / group, height, width); pads top, bottom, left, right."""
-    return _classic(b, node, x, w, 2)
-
-
-@primitive("Conv3D", rank=5)
-def conv3d(b: Builder, node: Node, x: Value, w: Value) -> Value:
-    """Weights are (out, in / group, depth, height, width)."""
-    return _classic(b, node, x, w, 3)
+# Weights are (out, in / group, depth, height, width); pads front, back, top, bottom, left, right.
+primitive("Conv2D", rank=4)(lambda b, node, x, w: _classic(b, node, x, w, 2))
+primitive("Conv3D", rank=5)(lambda b, node, x, w: _classic(b, node, x, w, 3))
 
 
 @primitive("DepthwiseConv2dNative", rank=4)
@@ -166,7 +159,7 @@ def depthwise_conv(b: Builder, node: Node, x: Value, w: Value) -> Value:
 def _transposed(b: Builder, node: Node, x: Value, w: Value, shape: Operand, spatial: int) -> Value:
     """A convolution's gradient; what the wanted lengths have beyond the shortest is added at the end."""
     window = _window(b, node, spatial)
-    if channels_last(node.attributes.get("format", node.attributes.get("data_format", "NCHW"))):
+    if channels_last(node, node.attributes.get("data_format", "NCHW")):
         raise RefusedError("a transposed convolution with the channels last has no conversion")
     kernel = kernel_of(w)
     reach = [(size - 1) * gap + 1 for size, gap in zip(kernel, window.dilations, strict=True)]
@@ -178,8 +171,7 @@ def _transposed(b: Builder, node: Node, x: Value, w: Value, shape: Operand, spat
             last(b.integers(added, "output_padding"), spatial, "output_padding") if added else [0] * spatial
         )
     elif window.mode == "same":
-        totals = [max(size - step, 0) for step, size in zip(window.strides, reach, strict=True)]
-        pads = [total // 2 for total in totals] + [total - total // 2 for total in totals]
+        pads = _halves([max(size - step, 0) for step, size in zip(window.strides, reach, strict=True)])
     else:
         pads = [0] * (2 * spatial)
     wanted = _lengths(b, shape, spatial)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.conv import PAD_MODES, kernel_of, last, paired, same_padding
-from sharding.importers.mindir.primitives.operands import (
-    Builder,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import Builder, Ints, known_rank
 
 # The later functions, with all settings as numbers
 
@@ -59,29 +56,15 @@ def _around(b: Builder, padding: Operand, w: Value, named: bool) -> dict[str, ob
     return {"pads": each * 2}
 
 
-@table({
-    ("Conv1DExt", "Conv2DExt", "Conv3DExt"): False,
-    ("Conv1DPadding", "Conv2DPadding", "Conv3DPadding"): True,
-})  # fmt: skip
-def conv_ext(
-    named: bool,
-    b: Builder,
-    x: Value,
-    w: Value,
-    bias: Operand = None,
-    *,
-    stride: Operand = 1,
-    padding: Operand = 0,
-    dilation: Operand = 1,
-    groups: Operand = 1,
-) -> Value:
-    """A convolution with a bias, padded the same at both ends of an axis, or by what keeps the lengths."""
-    return _ext(b, x, w, bias, _Steps(stride, dilation, groups, _around(b, padding, w, named)))
+_PLAIN = "stride padding dilation groups"
 
 
-@table({"Convolution": False, "ConvolutionStr": True})
+@table({"ConvTranspose2D": "transposed"}, settings="stride padding output_padding groups dilation")
+@table({("Conv1DPadding", "Conv2DPadding", "Conv3DPadding"): "named"}, settings=_PLAIN)
+@table({("Conv1DExt", "Conv2DExt", "Conv3DExt"): ""}, settings=_PLAIN)
+@table({"Convolution": "", "ConvolutionStr": "named"})
 def convolution(
-    named: bool,
+    kind: str,
     b: Builder,
     x: Value,
     w: Value,
@@ -90,33 +73,15 @@ def convolution(
     stride: Operand = 1,
     padding: Operand = 0,
     dilation: Operand = 1,
-    transposed: Operand = False,
+    transposed: bool = False,
     output_padding: Operand = 0,
     groups: Operand = 1,
 ) -> Value:
-    """Either convolution; ConvolutionStr has a way of padding instead of numbers."""
-    around = _around(b, padding, w, named)
-    return _ext(b, x, w, bias, _Steps(stride, dilation, groups, around, bool(transposed), output_padding))
-
-
-@primitive("ConvTranspose2D")
-def conv_transpose(
-    b: Builder,
-    x: Value,
-    w: Value,
-    bias: Operand = None,
-    *,
-    stride: Operand = 1,
-    padding: Operand = 0,
-    output_padding: Operand = 0,
-    groups: Operand = 1,
-    dilation: Operand = 1,
-) -> Value:
-    """A convolution's gradient, with a bias."""
-    return convolution(
-        False, b, x, w, bias, stride=stride, padding=padding, dilation=dilation,
-        transposed=True, output_padding=output_padding, groups=groups,
-    )  # fmt: skip
+    """A convolution with a bias, or its gradient; padded the same at both ends of an axis, or in a named way,
+    by what keeps the lengths."""
+    around = _around(b, padding, w, kind == "named")
+    transposed = transposed or kind == "transposed"
+    return _ext(b, x, w, bias, _Steps(stride, dilation, groups, around, transposed, output_padding))
 
 
 def _windows(b: Builder, x: Value, ksizes: Operand) -> tuple[list[int], int, int]:
@@ -158,7 +123,7 @@ def im2col(
     ksizes: Operand = 1,
     strides: Operand = 1,
     dilations: Operand = 1,
-    pads: Operand = 0,
+    pads: Ints = (0,),
 ) -> Value:
     """Each window's places, (batch, channel, place in the window, window): a convolution of each channel
     alone with one weight of 1 for each place."""
@@ -167,25 +132,17 @@ def im2col(
     )
     around: dict[str, object] | None = None
     if mode != "same":
-        around = {"pads": paired(b.integers(pads, "pads"), 2, "pads")} if mode != "valid" else {}
-    found, channels, places = _columns(b, x, ksizes, strides, dilations, around)
+        around = {"pads": paired(pads, 2, "pads")} if mode != "valid" else {}
+    found, channels, places = _columns(b, x, ksizes, _Steps(strides, dilations, 1, around))
     return b.reshape(found, (b.dim(x, 0), channels, places, -1))
 
 
-def _columns(
-    b: Builder,
-    x: Value,
-    ksizes: Operand,
-    strides: Operand,
-    dilations: Operand,
-    around: dict[str, object] | None,
-) -> tuple[Value, int, int]:
+def _columns(b: Builder, x: Value, ksizes: Operand, steps: _Steps) -> tuple[Value, int, int]:
     """(the places of each channel's windows as channels, the number of channels, that of places)"""
     kernel, channels, places = _windows(b, x, ksizes)
     weight = np.tile(np.eye(places).reshape(places, 1, *kernel), (channels, 1, 1, 1))
     w = b.const(weight.astype(x.dtype))
-    found = _ext(b, x, w, None, _Steps(strides, dilations, channels, around))
-    return found, channels, places
+    return _ext(b, x, w, None, replace(steps, groups=channels)), channels, places
 
 
 @primitive("Im2ColExt")
@@ -195,15 +152,15 @@ def im2col_ext(
     *,
     kernel_size: Operand = 1,
     dilation: Operand = 1,
-    padding: Operand = 0,
+    padding: Ints = (0,),
     stride: Operand = 1,
 ) -> Value:
     """The same, (batch, channels and places in the window as one, window)."""
-    pads = last(b.integers(padding, "padding"), 2, "padding") * 2
+    pads = last(padding, 2, "padding") * 2
     channels = b.dim(x, 1)
     # Channels of which it is not known how many there are become entries of the batch.
     apart = x if isinstance(channels, int) else b.reshape(x, (-1, 1, b.dim(x, 2), b.dim(x, 3)))
-    found, own, places = _columns(b, apart, kernel_size, stride, dilation, {"pads": pads})
+    found, own, places = _columns(b, apart, kernel_size, _Steps(stride, dilation, 1, {"pads": pads}))
     rows = own * places if isinstance(channels, int) else b.op("Mul", [channels, places])
     windows = b.op("Mul", [b.value(b.dim(found, axis)) for axis in (2, 3)])
     return b.reshape(found, (b.dim(x, 0), rows, windows))

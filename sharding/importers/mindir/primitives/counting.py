@@ -6,12 +6,7 @@ import numpy as np
 
 from sharding.importers.mindir.primitives.base import ABSENT, Absent, Node, Operand, Value, primitive
 from sharding.importers.mindir.primitives.indexing import END
-from sharding.importers.mindir.primitives.operands import (
-    INT64,
-    Builder,
-    is_float,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import INT64, Axis, Builder, is_float, known_rank
 
 
 def _sortable(b: Builder, x: Value) -> Value:
@@ -21,12 +16,7 @@ def _sortable(b: Builder, x: Value) -> Value:
 
 @primitive("Unique2")
 def unique_of_all(
-    b: Builder,
-    x: Value,
-    *,
-    sorted: Operand = True,
-    return_inverse: Operand = False,
-    return_counts: Operand = False,
+    b: Builder, x: Value, *, sorted: Operand = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Value | Absent, ...]:
     """What occurs, in order; where each element is in that; how often each occurs."""
     values, _, inverse, counts = b.ops("Unique", [_sortable(b, x)], {"sorted": 1}, outputs=4)
@@ -39,10 +29,10 @@ def unique_of_all(
 
 @primitive("UniqueDim")
 def unique_along(
-    b: Builder, x: Value, *, sorted: Operand = True, return_inverse: Operand = False, dim: Operand = 0
+    b: Builder, x: Value, *, sorted: Operand = True, return_inverse: Operand = False, dim: Axis = 0
 ) -> Operand:
     """The same of the parts along an axis."""
-    attributes = {"sorted": 1, "axis": b.axis(b.integer(dim, "dim"), x)}
+    attributes = {"sorted": 1, "axis": dim}
     values, _, inverse, counts = b.ops("Unique", [_sortable(b, x)], attributes, outputs=4)
     return values, inverse, counts
 
@@ -53,8 +43,8 @@ def unique_consecutive(
     node: Node,
     x: Value,
     *,
-    return_inverse: Operand = False,
-    return_counts: Operand = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
     dim: Operand = None,
 ) -> tuple[Value | Absent, ...]:
     """Equal neighbours as one; which of these each element is in; how many each is."""
@@ -86,10 +76,10 @@ def unique_consecutive(
 
 
 @primitive("BincountExt")
-def bincount(b: Builder, node: Node, x: Value, *, weights: Operand = None, minlength: Operand = 0) -> Value:
+def bincount(b: Builder, node: Node, x: Value, *, weights: Operand = None, minlength: int = 0) -> Value:
     """How often each number occurs, or the sum of the weights of its places."""
     numbers = b.cast(x, INT64)
-    least = b.const([b.integer(minlength, "minlength") - 1], np.int64)
+    least = b.const([minlength - 1], np.int64)
     most = b.op("ReduceMax", [b.op("Concat", [numbers, least], {"axis": 0})], {"keepdims": 1})
     length = b.op("Add", [most, b.const([1], np.int64)])
     if isinstance(weights, Value):
@@ -102,10 +92,9 @@ def bincount(b: Builder, node: Node, x: Value, *, weights: Operand = None, minle
 
 @primitive("HistcExt", "Histogram")
 def histogram(
-    b: Builder, node: Node, x: Value, *, bins: Operand = 100, min: Operand = 0, max: Operand = 0
+    b: Builder, node: Node, x: Value, *, bins: int = 100, min: Operand = 0, max: Operand = 0
 ) -> Value:
     """How many elements lie in each of equal parts of a range: by default from the least to the largest."""
-    count = b.integer(bins, "bins")
     lower, upper = (float(b.number(item, "a bound")) for item in (min, max))
     flat = b.floating(b.reshape(x, (-1,)))
     low, high = (b.scalar(item, flat) for item in (lower, upper))
@@ -115,13 +104,13 @@ def histogram(
         low = b.op("Where", [alone, b.op("Sub", [least, one]), least])
         high = b.op("Where", [alone, b.op("Add", [most, one]), most])
     width = b.op("Sub", [high, low])
-    place = b.op("Div", [b.op("Mul", [b.op("Sub", [flat, low]), b.scalar(count, flat)]), width])
+    place = b.op("Div", [b.op("Mul", [b.op("Sub", [flat, low]), b.scalar(bins, flat)]), width])
     inside = b.op("And", [b.op("GreaterOrEqual", [flat, low]), b.op("LessOrEqual", [flat, high])])
     # What is equal to the upper bound belongs to the last part; what lies outside, to one that is left out.
-    part = b.op("Min", [b.cast(b.op("Floor", [place]), INT64), b.const(count - 1, np.int64)])
-    part = b.op("Where", [inside, part, b.const(count, np.int64)])
+    part = b.op("Min", [b.cast(b.op("Floor", [place]), INT64), b.const(bins - 1, np.int64)])
+    part = b.op("Where", [inside, part, b.const(bins, np.int64)])
     ones = b.filled(b.shape_of(part), 1, INT64)
-    nothing = b.const(np.zeros(count + 1, np.int64))
+    nothing = b.const(np.zeros(bins + 1, np.int64))
     found = b.op("ScatterElements", [nothing, part, ones], {"reduction": "add", "axis": 0})
-    kept = b.op("Slice", [found, b.ints((0,)), b.ints((count,)), b.ints((0,))])
+    kept = b.op("Slice", [found, b.ints((0,)), b.ints((bins,)), b.ints((0,))])
     return b.cast(kept, b.result_type(node, x.dtype))

@@ -7,14 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sharding.common.arrays import Array
-from sharding.importers.mindir.primitives.base import (
-    Node,
-    Operand,
-    RefusedError,
-    Value,
-    primitive,
-    table,
-)
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import (
     FLOAT32,
     INT64,
@@ -25,37 +18,24 @@ from sharding.importers.mindir.primitives.operands import (
 )
 
 
-@primitive("Fill")
-def fill(b: Builder, node: Node, dtype: Operand, shape: Operand, value: Operand) -> Value:
-    """One number in a shape."""
-    return _filled(b, node, shape, value, dtype)
-
-
 @primitive("FillV2", "FillScalar", "FillTensor")
-def fill_v2(b: Builder, node: Node, shape: Operand, value: Operand, dtype: Operand = None) -> Value:
-    """The same, the type last."""
-    return _filled(b, node, shape, value, dtype)
-
-
-@primitive("NewFull")
-def new_full(
-    b: Builder, node: Node, like: Value, shape: Operand, value: Operand, dtype: Operand = None
-) -> Value:
-    """One number in a shape, by default in another tensor's element type."""
-    return _filled(b, node, shape, value, dtype)
-
-
-def _filled(b: Builder, node: Node, shape: Operand, value: Operand, dtype: Operand) -> Value:
+def fill(b: Builder, node: Node, shape: Operand, value: Operand, dtype: Operand = None) -> Value:
+    """One number in a shape."""
     default = value.dtype if isinstance(value, Value) else FLOAT32
     wanted = b.element_type(dtype, b.result_type(node, default))
     amount = value if isinstance(value, Value) else b.number(value, "the number to fill with")
     return b.filled(shape, amount, wanted)
 
 
-@primitive("Empty")
-def empty(b: Builder, node: Node, shape: Operand, dtype: Operand = None, *rest: Operand) -> Value:
-    """What MindSpore leaves as it was in memory; zeros."""
-    return _filled(b, node, shape, 0, dtype)
+# The same in another order, and with a tensor in front whose element type the result has by default.
+primitive("Fill")(lambda b, node, dtype, shape, value: fill(b, node, shape, value, dtype))
+primitive("NewFull")(lambda b, node, like, shape, value, dtype=None: fill(b, node, shape, value, dtype))
+table({"Zeros": 0, "Ones": 1})(lambda one, b, node, shape, dtype=None: fill(b, node, shape, one, dtype))
+table({"NewZeros": 0, "NewOnes": 1})(
+    lambda one, b, node, like, shape, dtype=None: fill(b, node, shape, one, dtype)
+)
+# What MindSpore leaves as it was in memory: zeros.
+primitive("Empty")(lambda b, node, shape, dtype=None, *rest: fill(b, node, shape, 0, dtype))
 
 
 @primitive("EmptyLike", "NewEmpty")
@@ -65,37 +45,11 @@ def empty_like(b: Builder, node: Node, like: Value, *rest: Operand) -> Value:
     return b.filled(shape, 0, b.result_type(node, like.dtype))
 
 
-@table({"Zeros": 0, "Ones": 1})
-def one_number(amount: int, b: Builder, node: Node, shape: Operand, dtype: Operand = None) -> Value:
-    """Zeros or ones in a shape."""
-    return _filled(b, node, shape, amount, dtype)
-
-
-@table({"NewZeros": 0, "NewOnes": 1})
-def new_one_number(
-    amount: int, b: Builder, node: Node, like: Value, shape: Operand, dtype: Operand = None
-) -> Value:
-    """The same, with another tensor before the shape."""
-    return _filled(b, node, shape, amount, dtype)
-
-
-@primitive("Range", "RangeV2")
-def range_(
-    b: Builder, node: Node, start: Operand, end: Operand, step: Operand, *, maxlen: Operand = None
-) -> Value:
-    """From start by step until before end."""
-    return _range(b, node, start, end, step, None)
-
-
 @primitive("Arange")
 def arange(
     b: Builder, node: Node, start: Operand, end: Operand, step: Operand = 1, dtype: Operand = None
 ) -> Value:
     """From start by step until before end."""
-    return _range(b, node, start, end, step, dtype)
-
-
-def _range(b: Builder, node: Node, start: Operand, end: Operand, step: Operand, dtype: Operand) -> Value:
     flat = []
     for item in b.promoted(start, end, step):
         wide = b.computable(item)
@@ -104,15 +58,18 @@ def _range(b: Builder, node: Node, start: Operand, end: Operand, step: Operand, 
     return b.cast(b.op("Range", flat), wanted)
 
 
+primitive("Range", "RangeV2")(
+    lambda b, node, start, end, step, *, maxlen=None: arange(b, node, start, end, step, None)
+)
+
+
 @primitive("LinSpace", "LinSpaceExt")
 def lin_space(
     b: Builder, node: Node, start: Operand, stop: Operand, num: Operand, dtype: Operand = None
 ) -> Value:
     """This many numbers at equal distances, both ends included."""
     known = b.known_ints(num)
-    first, last = (b.cast(b.value(item, None if isinstance(item, Value) else FLOAT32), FLOAT32)
-                   for item in (start, stop))  # fmt: skip
-    first, last = (item if not item.rank else b.reshape(item, ()) for item in (first, last))
+    first, last = b.single(start, FLOAT32), b.single(stop, FLOAT32)
     if known is None and isinstance(num, Value):
         count = b.reshape(b.ints(num), ())
         line = b.op("Range", [b.const(0, np.int64), count, b.const(1, np.int64)])
@@ -136,12 +93,12 @@ def log_space(
     stop: Operand,
     *,
     steps: Operand = 10,
-    base: Operand = 10,
+    base: int = 10,
     dtype: Operand = None,
 ) -> Value:
     """Powers of a base with this many exponents at equal distances."""
     exponents = b.cast(lin_space(b, node, start, stop, steps, None), FLOAT32)
-    found = b.op("Pow", [b.const(np.float32(b.integer(base, "base"))), exponents])
+    found = b.op("Pow", [b.const(np.float32(base)), exponents])
     return b.cast(found, b.element_type(dtype, b.result_type(node, FLOAT32)))
 
 
@@ -156,23 +113,19 @@ def eye(b: Builder, node: Node, rows: Operand, columns: Operand, dtype: Operand 
 
 
 @table({"Triu": 1, ("Tril", "TrilExt"): 0})
-def triangle(upper: int, b: Builder, x: Value, *, diagonal: Operand = 0) -> Value:
+def triangle(upper: int, b: Builder, x: Value, *, diagonal: int = 0) -> Value:
     """What is on and above a diagonal, or on and below it."""
     wide = x if x.dtype in {FLOAT32, INT64} else b.cast(x, FLOAT32 if is_float(x.dtype) else INT64)
-    place = b.const(b.integer(diagonal, "diagonal"), np.int64)
+    place = b.const(diagonal, np.int64)
     return b.op("Trilu", [wide, place], {"upper": upper})
 
 
 @primitive("MatrixBandPart")
-def matrix_band_part(b: Builder, x: Value, lower: Operand, upper: Operand) -> Value:
+def matrix_band_part(b: Builder, x: Value, lower: int, upper: int) -> Value:
     """This many diagonals below and above the main one; negative numbers are all of them."""
-    below, above = b.integer(lower, "lower"), b.integer(upper, "upper")
-    found = x
-    if above >= 0:
-        found = triangle(0, b, found, diagonal=above)
-    if below >= 0:
-        found = triangle(1, b, found, diagonal=-below)
-    return found
+    if upper >= 0:
+        x = triangle(0, b, x, diagonal=upper)
+    return triangle(1, b, x, diagonal=-lower) if lower >= 0 else x
 
 
 @primitive("Diag")
@@ -185,10 +138,9 @@ def diag(b: Builder, x: Value) -> Value:
 
 
 @primitive("DiagExt")
-def diag_ext(b: Builder, x: Value, *, diagonal: Operand = 0) -> Value:
+def diag_ext(b: Builder, x: Value, *, diagonal: int = 0) -> Value:
     """A matrix with a vector along a diagonal; of a matrix, its diagonal."""
-    place = b.integer(diagonal, "diagonal")
-    return _diagonal_matrix(b, x, place) if known_rank(x) == 1 else diagonal_of(b, x, place, 0, 1)
+    return _diagonal_matrix(b, x, diagonal) if known_rank(x) == 1 else diagonal_of(b, x, diagonal, 0, 1)
 
 
 def _diagonal_matrix(b: Builder, x: Value, place: int) -> Value:
@@ -240,9 +192,9 @@ def triangle_places(
 
 
 @primitive("Diagonal", "DiagonalView")
-def diagonal(b: Builder, x: Value, *, offset: Operand = 0, dim1: Operand = 0, dim2: Operand = 1) -> Value:
+def diagonal(b: Builder, x: Value, *, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     """A diagonal of the matrices that two axes span, as the last axis."""
-    return diagonal_of(b, x, b.integer(offset, "offset"), b.integer(dim1, "dim1"), b.integer(dim2, "dim2"))
+    return diagonal_of(b, x, offset, dim1, dim2)
 
 
 def diagonal_of(b: Builder, x: Value, offset: int, first: int, second: int) -> Value:
@@ -276,7 +228,7 @@ def one_hot(
     on_value: Operand,
     off_value: Operand,
     *,
-    axis: Operand = -1,
+    axis: int = -1,
 ) -> Value:
     """A new axis with one number where an index points and another elsewhere; indices outside have none."""
     known = b.known_ints(depth)
@@ -285,23 +237,17 @@ def one_hot(
         raise RefusedError(f"depth must not be negative, found {count}")
     wanted = b.result_type(node, FLOAT32)
     wide = b.cast(indices, INT64)
-    place = b.integer(axis, "axis")
-    spread = b.unsqueeze(wide, [place])
+    spread = b.unsqueeze(wide, [axis])
     if count is not None:
         line = b.const(np.arange(count), np.int64)
     else:
         ends = [b.const(0, np.int64), b.reshape(b.ints(depth), ()), b.const(1, np.int64)]
         line = b.op("Range", ends)
-    if place not in {-1, wide.rank}:
+    if axis not in {-1, wide.rank}:
         if count is not None and wide.rank is not None:
-            line = b.const(np.arange(count).reshape([-1] + [1] * (wide.rank - place)), np.int64)
+            line = b.const(np.arange(count).reshape([-1] + [1] * (wide.rank - axis)), np.int64)
         else:
-            line = b.behind(spread, line, place)
+            line = b.behind(spread, line, axis)
     hit = b.op("Equal", [spread, line])
-    on, off = (_number_tensor(b, item, wanted) for item in (on_value, off_value))
+    on, off = (b.single(item, wanted) for item in (on_value, off_value))
     return b.op("Where", [hit, on, off])
-
-
-def _number_tensor(b: Builder, operand: Operand, dtype: np.dtype[np.generic]) -> Value:
-    found = b.cast(b.value(operand, None if isinstance(operand, Value) else dtype), dtype)
-    return found if not found.rank else b.op("Reshape", [found, b.const([], np.int64)])

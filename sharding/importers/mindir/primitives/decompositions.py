@@ -96,9 +96,9 @@ def factors(b: Builder, x: Value, complete: bool) -> tuple[Value, Value]:
 
 
 @primitive("Qr")
-def qr(b: Builder, x: Value, *, full_matrices: Operand = False) -> Operand:
+def qr(b: Builder, x: Value, *, full_matrices: bool = False) -> Operand:
     """The orthogonal factor and the triangular one."""
-    return factors(b, wide(b, x), bool(full_matrices))
+    return factors(b, wide(b, x), full_matrices)
 
 
 @primitive("LinalgQr")
@@ -246,22 +246,22 @@ def row_of(b: Builder, x: Value) -> Value:
 
 @primitive("Svd")
 def svd(
-    b: Builder, x: Value, *, full_matrices: Operand = False, compute_uv: Operand = True
+    b: Builder, x: Value, *, full_matrices: bool = False, compute_uv: bool = True
 ) -> tuple[Value | Absent, ...]:
     """Singular values, the largest first, and the vectors."""
     if not compute_uv:
         return row_of(b, singular_values(b, wide(b, x))), ABSENT, ABSENT
-    values, left, right = singular(b, wide(b, x), bool(full_matrices))
+    values, left, right = singular(b, wide(b, x), full_matrices)
     return row_of(b, values), left, right
 
 
 @primitive("Eigh", rank=2)
-def eigh(b: Builder, x: Value, *, compute_eigenvectors: Operand = True, lower: Operand = True) -> Operand:
+def eigh(b: Builder, x: Value, *, compute_eigenvectors: bool = True, lower: bool = True) -> Operand:
     """Eigenvalues of a symmetric matrix, the smallest first, and the vectors. Of several matrices MindSpore
     gives neither."""
     if x.rank != 2:
         raise RefusedError(f"it is for a single matrix, found {x.rank} axes")
-    values, vectors = symmetric(b, wide(b, x), bool(lower))
+    values, vectors = symmetric(b, wide(b, x), lower)
     return (values, vectors) if compute_eigenvectors else values
 
 

@@ -24,7 +24,7 @@ def deformable_offsets(b: Builder, node: Node, x: Value, offsets: Value) -> Valu
     elements, zeros outside, times a weight. The offsets' channels are moves along the width, moves along the
     height, and weights, each for all groups and for all places of a window."""
     settings = node.attributes
-    if channels_last(settings.get("format", "NCHW")):
+    if channels_last(node):
         raise RefusedError("the channels last have no conversion")
     kernel = b.integers(settings.get("ksize"), "ksize", 2)
     strides, gaps = (

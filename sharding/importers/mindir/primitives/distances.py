@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import (
-    Builder,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.base import RefusedError, Value, primitive
+from sharding.importers.mindir.primitives.operands import Builder, known_rank
 from sharding.importers.mindir.primitives.statistics import norm
 
 _ANY_AXIS = -65530
@@ -16,16 +13,15 @@ _ANY_AXIS = -65530
 
 
 @primitive("Cross")
-def cross(b: Builder, x: Value, y: Value, *, dim: Operand = _ANY_AXIS) -> Value:
+def cross(b: Builder, x: Value, y: Value, *, dim: int = _ANY_AXIS) -> Value:
     """The vector product along an axis of length 3."""
     first, second = (b.computable(item) for item in b.promoted(x, y))
-    place = b.integer(dim, "dim")
-    if place == _ANY_AXIS:
+    if dim == _ANY_AXIS:
         lengths = first.shape or ()
         if 3 not in lengths:
             raise RefusedError("no axis is known to have the length 3")
-        place = lengths.index(3)
-    place = b.axis(place, first)
+        dim = lengths.index(3)
+    place = b.axis(dim, first)
 
     def turned(item: Value, by: int) -> Value:
         order = b.const(np.roll(np.arange(3), -by))
@@ -42,12 +38,11 @@ def determinant(b: Builder, x: Value) -> Value:
 
 
 @primitive("Cdist")
-def cdist(b: Builder, x: Value, y: Value, *, p: Operand = 2.0) -> Value:
+def cdist(b: Builder, x: Value, y: Value, *, p: float = 2.0) -> Value:
     """The p-norm of the distance of each row of one to each row of the other."""
     first, second = (b.floating(item) for item in b.promoted(x, y))
     rows = b.unsqueeze(first, [known_rank(first) - 1])
     columns = b.unsqueeze(second, [known_rank(second) - 2])
-    power = float(b.number(p, "p"))
-    if power < 0 or np.isnan(power):
-        raise RefusedError(f"p {power} is negative")
-    return norm(b, b.op("Sub", [rows, columns]), power, [-1], False)
+    if p < 0 or np.isnan(p):
+        raise RefusedError(f"p {p} is negative")
+    return norm(b, b.op("Sub", [rows, columns]), p, [-1], False)

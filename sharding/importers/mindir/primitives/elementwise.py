@@ -6,12 +6,7 @@ import numpy as np
 
 from sharding.importers.mindir.primitives.arithmetic import binary, truncated
 from sharding.importers.mindir.primitives.base import Node, Operand, Value, alike, primitive, table
-from sharding.importers.mindir.primitives.operands import (
-    FLOAT32,
-    Builder,
-    Formula,
-    is_float,
-)
+from sharding.importers.mindir.primitives.operands import FLOAT32, Builder, Formula, Number, is_float
 
 
 @table(alike("Exp", "Log", "Sqrt", "Sin", "Cos", "Tan", "Sinh", "Cosh", "Tanh", "Atanh", "Erf") | {
@@ -130,15 +125,14 @@ def sinc(b: Builder, x: Value) -> Value:
 
 
 @primitive("Round")
-def round_(b: Builder, x: Value, *, decimals: Operand = 0) -> Value:
+def round_(b: Builder, x: Value, *, decimals: Number = 0) -> Value:
     """Rounded, halves to even, to this many decimals."""
     if not is_float(x.dtype):
         return x
     wide = b.computable(x)
-    places = b.number(decimals, "decimals")
-    if places == 0:
+    if decimals == 0:
         return b.op("Round", [wide])
-    scale = b.scalar(10.0**places, wide)
+    scale = b.scalar(10.0**decimals, wide)
     return b.op("Div", [b.op("Round", [b.op("Mul", [wide, scale])]), scale])
 
 
@@ -163,7 +157,12 @@ def is_finite(b: Builder, x: Value) -> Value:
 
 @primitive("NanToNum")
 def nan_to_num(
-    b: Builder, x: Value, *, nan: Operand = None, posinf: Operand = None, neginf: Operand = None
+    b: Builder,
+    x: Value,
+    *,
+    nan: Number | None = None,
+    posinf: Number | None = None,
+    neginf: Number | None = None,
 ) -> Value:
     """Numbers in place of those that are none or infinite; by default 0 and the largest there are."""
     if not is_float(x.dtype):
@@ -171,9 +170,9 @@ def nan_to_num(
     wide = b.computable(x)
     limits = np.finfo(x.dtype) if x.dtype.kind == "f" else np.finfo(np.float32)
     instead = {
-        "nan": 0.0 if nan is None else b.number(nan, "nan"),
-        "posinf": float(limits.max) if posinf is None else b.number(posinf, "posinf"),
-        "neginf": float(limits.min) if neginf is None else b.number(neginf, "neginf"),
+        "nan": 0.0 if nan is None else nan,
+        "posinf": float(limits.max) if posinf is None else posinf,
+        "neginf": float(limits.min) if neginf is None else neginf,
     }
     found = b.op("Where", [b.op("IsNaN", [wide]), b.scalar(instead["nan"], wide), wide])
     upper = b.op("Equal", [wide, b.scalar(np.inf, wide)])

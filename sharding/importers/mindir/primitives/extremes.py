@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from sharding.importers.mindir.primitives.base import Node, Operand, Value, table
-from sharding.importers.mindir.primitives.operands import (
-    INT32,
-    Builder,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import INT32, Builder, known_rank
 
 
 @table({"Max": "ReduceMax", "Min": "ReduceMin"})
@@ -36,24 +32,24 @@ def place_of_extreme(
 
 @table({"ArgMaxExt": "ArgMax", "ArgMinExt": "ArgMin"})
 def place_of_extreme_ext(
-    op_type: str, b: Builder, x: Value, *, dim: Operand = None, keepdim: Operand = False
+    op_type: str, b: Builder, x: Value, *, dim: Operand = None, keepdim: bool = False
 ) -> Value:
     """Where the largest or the smallest element is, as int64."""
-    return arg_of(b, op_type, x, dim, bool(keepdim))
+    return arg_of(b, op_type, x, dim, keepdim)
 
 
 @table({"ArgMaxWithValue": "Max", "ArgMinWithValue": "Min"})
 def extreme_with_place(
-    kind: str, b: Builder, x: Value, *, axis: Operand = 0, keep_dims: Operand = False
+    kind: str, b: Builder, x: Value, *, axis: int = 0, keep_dims: bool = False
 ) -> tuple[Value, Value]:
     """Where the largest or the smallest element along an axis is, and the element."""
     wide = b.computable(x)
-    place = b.axis(b.integer(axis, "axis"), x) if x.rank else None
-    index = arg_of(b, f"Arg{kind}", wide, place, bool(keep_dims))
-    return index, b.reduced(f"Reduce{kind}", wide, None if place is None else [place], bool(keep_dims))
+    place = b.axis(axis, x) if x.rank else None
+    index = arg_of(b, f"Arg{kind}", wide, place, keep_dims)
+    return index, b.reduced(f"Reduce{kind}", wide, None if place is None else [place], keep_dims)
 
 
 @table({"MaxDim": "Max", "MinDim": "Min"})
-def extreme_along(kind: str, b: Builder, x: Value, *, dim: Operand = 0, keepdim: Operand = False) -> Operand:
+def extreme_along(kind: str, b: Builder, x: Value, *, dim: int = 0, keepdim: bool = False) -> Operand:
     """The same the other way round: the element, and where it is."""
     return extreme_with_place(kind, b, x, axis=dim, keep_dims=keepdim)[::-1]

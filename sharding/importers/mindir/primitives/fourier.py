@@ -14,11 +14,7 @@ from sharding.importers.mindir.primitives.base import (
 )
 from sharding.importers.mindir.primitives.complex_numbers import conjugate, made, parts_of
 from sharding.importers.mindir.primitives.indexing import END
-from sharding.importers.mindir.primitives.operands import (
-    FLOAT32,
-    Builder,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import FLOAT32, Builder, Ints, known_rank
 
 NORMS = ("backward", "forward", "ortho")
 """Which way is divided by the length, in the order of version 3's numbers; ortho: each by its root."""
@@ -114,41 +110,23 @@ def _real_inverse(b: Builder, x: Value, axis: int, length: Operand, norm: str) -
     return _dft(b, made(*whole), axis, None, inverse=True, half=False, norm=norm).real
 
 
-@primitive("FFT", "IFFT", of_complex=True, declared=False)
-def fft(
-    b: Builder, node: Node, x: Value, *, n: Operand = None, dim: Operand = -1, norm: Operand = None
-) -> Value:
-    """Along one axis, of real or complex numbers."""
-    inverse = node.op_type == "IFFT"
-    return _dft(b, x, b.integer(dim, "dim"), n, inverse=inverse, half=False, norm=_norm(norm))
-
-
-@primitive("RFFT", declared=False)
-def rfft(b: Builder, x: Value, *, n: Operand = None, dim: Operand = -1, norm: Operand = None) -> Value:
-    """Along one axis, of real numbers: the first half of the frequencies."""
-    return _dft(b, x, b.integer(dim, "dim"), n, inverse=False, half=True, norm=_norm(norm))
-
-
-@primitive("IRFFT", of_complex=True, declared=False)
-def irfft(b: Builder, x: Value, *, n: Operand = None, dim: Operand = -1, norm: Operand = None) -> Value:
-    """Real numbers of the first half of their frequencies."""
-    return _real_inverse(b, x, b.integer(dim, "dim"), n, _norm(norm))
-
-
 _OTHER_WAY = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
-@primitive("HFFT", of_complex=True, declared=False)
-def hfft(b: Builder, x: Value, *, n: Operand = None, dim: Operand = -1, norm: Operand = None) -> Value:
-    """The real frequencies of numbers of which half are given."""
-    return _real_inverse(b, conjugate(b, x), b.integer(dim, "dim"), n, _OTHER_WAY[_norm(norm)])
+def fft(b: Builder, node: Node, x: Value, *, n: Operand = None, dim: int = -1, norm: Operand = None) -> Value:
+    """Along one axis: of real or complex numbers; RFFT of real ones, the first half of the frequencies; IRFFT
+    real numbers of these; HFFT the real frequencies of numbers of which half are given; IHFFT that half."""
+    kind, way = node.op_type, _norm(norm)
+    if kind in {"HFFT", "IHFFT"}:
+        way = _OTHER_WAY[way]
+    if kind in {"IRFFT", "HFFT"}:
+        return _real_inverse(b, conjugate(b, x) if kind == "HFFT" else x, dim, n, way)
+    found = _dft(b, x, dim, n, inverse=kind == "IFFT", half=kind in {"RFFT", "IHFFT"}, norm=way)
+    return conjugate(b, found) if kind == "IHFFT" else found
 
 
-@primitive("IHFFT", declared=False)
-def ihfft(b: Builder, x: Value, *, n: Operand = None, dim: Operand = -1, norm: Operand = None) -> Value:
-    """Half of the numbers that have these real frequencies."""
-    found = _dft(b, x, b.integer(dim, "dim"), n, inverse=False, half=True, norm=_OTHER_WAY[_norm(norm)])
-    return conjugate(b, found)
+primitive("FFT", "IFFT", "IRFFT", "HFFT", of_complex=True, declared=False)(fft)
+primitive("RFFT", "IHFFT", declared=False)(fft)
 
 
 def _axes(b: Builder, x: Value, s: Operand, dim: Operand) -> list[tuple[int, Operand]]:
@@ -212,10 +190,10 @@ def fft_with_size(b: Builder, node: Node, x: Value, *settings: Operand) -> Value
 
 
 @primitive("FFTShift", "IFFTShift")
-def fft_shift(b: Builder, node: Node, x: Value, *, dim: Operand = None) -> Value:
+def fft_shift(b: Builder, node: Node, x: Value, *, dim: Ints | None = None) -> Value:
     """The frequency 0 in the middle of axes, or from there at the front."""
     rank = known_rank(x)
-    axes = range(rank) if dim is None else [b.axis(axis, x) for axis in b.integers(dim, "dim")]
+    axes = range(rank) if dim is None else [b.axis(axis, x) for axis in dim]
     for axis in axes:
         length, place = b.dim(x, axis), b.ints((axis,))
         more = 1 if node.op_type == "FFTShift" else 0
@@ -229,10 +207,7 @@ def fft_shift(b: Builder, node: Node, x: Value, *, dim: Operand = None) -> Value
 
 
 @primitive("FFTFreq", "RFFTFreq")
-def fft_frequencies(
-    b: Builder, node: Node, *, n: Operand = 1, d: Operand = 1.0, dtype: Operand = None
-) -> Value:
+def fft_frequencies(b: Builder, node: Node, *, n: int = 1, d: float = 1.0, dtype: Operand = None) -> Value:
     """The frequencies of a transform of a length, for samples at a distance."""
-    count, distance = b.integer(n, "n"), float(b.number(d, "d"))
     made_by = np.fft.fftfreq if node.op_type == "FFTFreq" else np.fft.rfftfreq
-    return b.const(made_by(count, distance).astype(b.element_type(dtype, b.result_type(node, FLOAT32))))
+    return b.const(made_by(n, d).astype(b.element_type(dtype, b.result_type(node, FLOAT32))))

@@ -9,12 +9,12 @@ from sharding.importers.mindir.primitives.operands import FLOAT32, Builder, flat
 
 
 @primitive("AffineGrid")
-def affine_grid(b: Builder, theta: Value, output_size: Operand, *, align_corners: Operand = False) -> Value:
+def affine_grid(b: Builder, theta: Value, output_size: Operand, *, align_corners: bool = False) -> Value:
     """Where an affine map of [-1, 1] takes each place of an image (N, C, H, W) or volume (N, C, D, H, W)."""
     size = b.integers(flattened(output_size), "output_size")
     if len(size) not in {4, 5}:
         raise RefusedError(f"output_size {list(size)} is that of no image and no volume")
-    lines = [_places(length, bool(align_corners)) for length in size[2:]]
+    lines = [_places(length, align_corners) for length in size[2:]]
     places = [item.reshape(-1) for item in np.meshgrid(*lines, indexing="ij")][::-1]
     grid = np.stack([*places, np.ones_like(places[0])], axis=-1).astype(np.float32)
     count = len(size) - 2

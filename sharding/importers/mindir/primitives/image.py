@@ -12,6 +12,7 @@ from sharding.importers.mindir.primitives.operands import (
     INT32,
     INT64,
     Builder,
+    Number,
     known_rank,
 )
 
@@ -24,12 +25,12 @@ def grid_sampler(
     *,
     interpolation_mode: Operand = "bilinear",
     padding_mode: Operand = "zeros",
-    align_corners: Operand = False,
+    align_corners: bool = False,
 ) -> Value:
     """Sampled at places from -1 to 1."""
     mode = b.text(interpolation_mode, "interpolation_mode", ("bilinear", "nearest", "bicubic"))
     outside = b.text(padding_mode, "padding_mode", ("zeros", "border", "reflection"))
-    return sampled(b, b.cast(x, FLOAT32), b.cast(grid, FLOAT32), mode, outside, bool(align_corners))
+    return sampled(b, b.cast(x, FLOAT32), b.cast(grid, FLOAT32), mode, outside, align_corners)
 
 
 def sampled(b: Builder, x: Value, grid: Value, mode: str, outside: str, align_corners: bool) -> Value:
@@ -48,7 +49,7 @@ def crop_and_resize(
     crop_size: Operand,
     *,
     method: Operand = "bilinear",
-    extrapolation_value: Operand = 0.0,
+    extrapolation_value: Number = 0.0,
 ) -> Value:
     """Boxes (y0, x0, y1, x1), in parts of the image, of images with the channels last, all at one size.
 
@@ -92,7 +93,7 @@ def crop_and_resize(
         b.op("Less", [parts, b.scalar(0, parts)]), b.op("Greater", [parts, b.scalar(1, parts)])
     ])  # fmt: skip
     outside = b.op("ReduceMax", [b.cast(beyond, INT32), b.ints((3,))], {"keepdims": 1})
-    filler = b.scalar(b.number(extrapolation_value, "extrapolation_value"), found)
+    filler = b.scalar(extrapolation_value, found)
     return b.op("Where", [b.cast(outside, BOOL), filler, found])
 
 
@@ -102,30 +103,28 @@ def roi_align(
     x: Value,
     rois: Value,
     *,
-    pooled_height: Operand = 1,
-    pooled_width: Operand = 1,
-    spatial_scale: Operand = 1.0,
-    sample_num: Operand = 2,
-    roi_end_mode: Operand = 1,
+    pooled_height: int = 1,
+    pooled_width: int = 1,
+    spatial_scale: float = 1.0,
+    sample_num: int = 2,
+    roi_end_mode: int = 1,
 ) -> Value:
     """Boxes (image, x0, y0, x1, y1), each at one size; with roi_end_mode 1 both ends are a box's."""
-    samples = b.integer(sample_num, "sample_num")
-    if samples < 1:
-        raise RefusedError(f"sample_num {samples}, whose samples depend on each box, has no conversion")
+    if sample_num < 1:
+        raise RefusedError(f"sample_num {sample_num}, whose samples depend on each box, has no conversion")
     found = b.cast(rois, FLOAT32)
     first = b.op("Slice", [found, b.ints((0,)), b.ints((1,)), b.ints((1,))])
     corners = b.op("Slice", [found, b.ints((1,)), b.ints((5,)), b.ints((1,))])
-    scale = float(b.number(spatial_scale, "spatial_scale"))
     mode = "output_half_pixel"  # which makes every box at least one place wide
-    if b.integer(roi_end_mode, "roi_end_mode"):
-        mode, half = "half_pixel", 0.5 / scale  # which does not, but takes half a place away
+    if roi_end_mode:
+        mode, half = "half_pixel", 0.5 / spatial_scale  # which does not, but takes half a place away
         corners = b.op("Add", [corners, b.const([half, half, 1 + half, 1 + half], np.float32)])
     owner = b.cast(b.squeeze(first, [1]), INT64)
     return b.op("RoiAlign", [b.cast(x, FLOAT32), corners, owner], {
-        "output_height": b.integer(pooled_height, "pooled_height"),
-        "output_width": b.integer(pooled_width, "pooled_width"),
-        "sampling_ratio": samples,
-        "spatial_scale": scale, "coordinate_transformation_mode": mode,
+        "output_height": pooled_height,
+        "output_width": pooled_width,
+        "sampling_ratio": sample_num,
+        "spatial_scale": spatial_scale, "coordinate_transformation_mode": mode,
     })  # fmt: skip
 
 

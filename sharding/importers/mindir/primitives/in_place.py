@@ -19,11 +19,7 @@ from sharding.importers.mindir.primitives import (  # noqa: F401
 )
 from sharding.importers.mindir.primitives.base import PRIMITIVES, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.indexing import END
-from sharding.importers.mindir.primitives.operands import (
-    INT64,
-    Builder,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import INT64, Builder, known_rank
 
 # Each does in place what another one gives. These modules fill the registry.
 for _name, _source in {

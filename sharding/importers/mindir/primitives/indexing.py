@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import (
-    INT32,
-    INT64,
-    Builder,
-    known_rank,
-    tensors,
-)
+from sharding.importers.mindir.primitives.operands import INT32, INT64, Axis, Builder, known_rank, tensors
 
 END = 2**62
 """Beyond any length; ONNX's Slice stops at the end of the axis."""
@@ -30,22 +24,19 @@ def _gather(b: Builder, x: Value, indices: Operand, axis: int) -> Value:
 
 
 @primitive("Gather", "GatherV2", "SparseGatherV2")
-def gather(b: Builder, x: Value, indices: Operand, axis: Operand = 0, *, batch_dims: Operand = 0) -> Value:
+def gather(b: Builder, x: Value, indices: Operand, axis: Axis = 0, *, batch_dims: int = 0) -> Value:
     """Places along an axis, the same for all or, with batch axes, for each batch entry its own."""
-    place = b.axis(b.integer(axis, "axis"), x)
     places = indices_of(b, indices)
-    batch = b.integer(batch_dims, "batch_dims")
-    if batch < 0:
-        batch += known_rank(places)
+    batch = batch_dims if batch_dims >= 0 else batch_dims + known_rank(places)
     if not batch:
-        return b.op("Gather", [x, places], {"axis": place})
-    if not batch <= place:
-        raise RefusedError(f"batch_dims {batch} lies behind axis {place}")
-    front = b.moved(x, place, batch)
+        return b.op("Gather", [x, places], {"axis": axis})
+    if not batch <= axis:
+        raise RefusedError(f"batch_dims {batch} lies behind axis {axis}")
+    front = b.moved(x, axis, batch)
     found = b.op("GatherND", [front, b.cast(b.unsqueeze(places, [known_rank(places)]), INT64)],
                  {"batch_dims": batch})  # fmt: skip
     # batch axes, the indices' own, then what was between the batch axes and the axis: that goes first.
-    own, between = known_rank(places) - batch, place - batch
+    own, between = known_rank(places) - batch, axis - batch
     rank = known_rank(found)
     middle = list(range(batch + own, batch + own + between))
     order = [*range(batch), *middle, *range(batch, batch + own), *range(batch + own + between, rank)]
@@ -61,11 +52,10 @@ def embedding(b: Builder, indices: Value, table: Value, *rest: Operand) -> Value
 
 
 @primitive("EmbeddingLookup")
-def embedding_lookup(b: Builder, table: Value, indices: Value, offset: Operand = 0) -> Value:
+def embedding_lookup(b: Builder, table: Value, indices: Value, offset: int = 0) -> Value:
     """Rows of a table by index less an offset; zeros for indices outside of it."""
-    start = b.integer(offset, "offset")
     places = indices_of(b, indices)
-    places = b.op("Sub", [places, b.scalar(start, places)]) if start else places
+    places = b.op("Sub", [places, b.scalar(offset, places)]) if offset else places
     rows = b.cast(b.value(b.dim(table, 0)), places.dtype)
     outside = b.op(
         "Or", [b.op("Less", [places, b.scalar(0, places)]), b.op("GreaterOrEqual", [places, rows])]
@@ -76,9 +66,9 @@ def embedding_lookup(b: Builder, table: Value, indices: Value, offset: Operand =
 
 
 @primitive("GatherD", "GatherDExt")
-def gather_d(b: Builder, x: Value, dim: Operand, index: Value) -> Value:
+def gather_d(b: Builder, x: Value, dim: Axis, index: Value) -> Value:
     """For each element the place along one axis."""
-    return b.op("GatherElements", [x, indices_of(b, index)], {"axis": b.axis(b.integer(dim, "dim"), x)})
+    return b.op("GatherElements", [x, indices_of(b, index)], {"axis": dim})
 
 
 @primitive("GatherNd", "GatherNdExt")
@@ -88,9 +78,9 @@ def gather_nd(b: Builder, x: Value, indices: Value) -> Value:
 
 
 @primitive("IndexSelect")
-def index_select(b: Builder, x: Value, dim: Operand, index: Value) -> Value:
+def index_select(b: Builder, x: Value, dim: int, index: Value) -> Value:
     """Places along an axis."""
-    return _gather(b, x, index, b.integer(dim, "dim"))
+    return _gather(b, x, index, dim)
 
 
 @primitive("Take")

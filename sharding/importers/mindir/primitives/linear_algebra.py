@@ -27,7 +27,7 @@ def inverse_of(b: Builder, x: Value) -> Value:
 
 
 @primitive("MatrixInverse", "MatrixInverseExt")
-def matrix_inverse(b: Builder, x: Value, *, adjoint: Operand = False) -> Value:
+def matrix_inverse(b: Builder, x: Value, *, adjoint: bool = False) -> Value:
     """The inverse of each matrix, or of its transpose."""
     wide = b.floating(x)
     return inverse_of(b, swapped(b, wide) if adjoint else wide)
@@ -46,13 +46,13 @@ def triangular_solve(
     right: Value,
     matrix: Value,
     *,
-    upper: Operand = True,
-    transpose: Operand = False,
-    unitriangular: Operand = False,
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
 ) -> Operand:
     """What a triangular matrix times is the right side, and the matrix."""
     wanted, wide = (b.floating(item) for item in b.promoted(right, matrix))
-    half = b.op("Trilu", [wide], {"upper": int(bool(upper))})
+    half = b.op("Trilu", [wide], {"upper": int(upper)})
     half = unit_diagonal(b, half) if unitriangular else half
     inverse = inverse_of(b, swapped(b, half) if transpose else half)
     return b.op("MatMul", [inverse, wanted]), wide
@@ -66,7 +66,7 @@ def log_determinant(b: Builder, x: Value) -> Operand:
 
 
 @primitive("Cholesky")
-def cholesky(b: Builder, x: Value, *, upper: Operand = False) -> Value:
+def cholesky(b: Builder, x: Value, *, upper: bool = False) -> Value:
     """The triangular matrix that gives a positive definite one as its product with its transpose: column by
     column, what the columns so far leave of the matrix."""
     whole = wide(b, x)
@@ -88,7 +88,7 @@ def cholesky(b: Builder, x: Value, *, upper: Operand = False) -> Value:
 
 
 @primitive("CholeskyInverse")
-def cholesky_inverse(b: Builder, x: Value, *, upper: Operand = False) -> Value:
+def cholesky_inverse(b: Builder, x: Value, *, upper: bool = False) -> Value:
     """The inverse of the matrix that a triangular one decomposes."""
     wide = b.floating(x)
     turned = swapped(b, wide)

@@ -6,11 +6,7 @@ import numpy as np
 
 from sharding.importers.mindir.primitives.arithmetic import binary
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
-from sharding.importers.mindir.primitives.operands import (
-    INT64,
-    Builder,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import INT64, Builder, Number, known_rank
 
 REDUCTIONS = ("sum", "mean", "none")
 """In the order of version 3's numbers."""
@@ -33,17 +29,14 @@ def _reduced(b: Builder, x: Value, setting: Operand, weights: Value | None = Non
 @primitive("SoftmaxCrossEntropyWithLogits")
 def softmax_cross_entropy(b: Builder, logits: Value, labels: Value) -> Operand:
     """The loss of each row against its distribution, and the logits' gradient."""
-    wide = b.floating(logits)
-    wanted = b.cast(labels, wide.dtype)
+    wide, wanted = _both(b, logits, labels)
     logs = b.op("LogSoftmax", [wide], {"axis": -1})
     loss = b.op("Neg", [b.op("ReduceSum", [b.op("Mul", [wanted, logs]), b.ints((-1,))], {"keepdims": 0})])
     return loss, b.op("Sub", [b.op("Softmax", [wide], {"axis": -1}), wanted])
 
 
 @primitive("SparseSoftmaxCrossEntropyWithLogits")
-def sparse_softmax_cross_entropy(
-    b: Builder, logits: Value, labels: Value, *, is_grad: Operand = False
-) -> Value:
+def sparse_softmax_cross_entropy(b: Builder, logits: Value, labels: Value, *, is_grad: bool = False) -> Value:
     """The mean loss against class numbers."""
     if is_grad:
         raise RefusedError("its gradient (is_grad) has no conversion")
@@ -54,19 +47,19 @@ def sparse_softmax_cross_entropy(
     return b.op("Neg", [b.op("ReduceMean", [rows], {"keepdims": 0})])
 
 
-def _logits_loss(b: Builder, x: Value, target: Value) -> Value:
-    """log(1 + exp(-|x|)) + max(x, 0) - x target"""
+def _both(b: Builder, x: Value, target: Value) -> tuple[Value, Value]:
+    """What is compared, in one floating-point type."""
     wide = b.floating(x)
-    wanted = b.cast(target, wide.dtype)
-    tail = b.op("Softplus", [b.op("Neg", [b.op("Abs", [wide])])])
-    line = b.op("Sub", [b.op("Relu", [wide]), b.op("Mul", [wide, wanted])])
-    return b.op("Add", [line, tail])
+    return wide, b.cast(target, wide.dtype)
 
 
 @primitive("SigmoidCrossEntropyWithLogits")
-def sigmoid_cross_entropy(b: Builder, logits: Value, labels: Value) -> Value:
-    """The loss of each against a probability."""
-    return _logits_loss(b, logits, labels)
+def logits_loss(b: Builder, x: Value, target: Value) -> Value:
+    """The loss of each against a probability: log(1 + exp(-|x|)) + max(x, 0) - x target"""
+    wide, wanted = _both(b, x, target)
+    tail = b.op("Softplus", [b.op("Neg", [b.op("Abs", [wide])])])
+    line = b.op("Sub", [b.op("Relu", [wide]), b.op("Mul", [wide, wanted])])
+    return b.op("Add", [line, tail])
 
 
 @primitive("BCEWithLogitsLoss")
@@ -80,8 +73,7 @@ def bce_with_logits(
     reduction: Operand = "mean",
 ) -> Value:
     """The same with weights of each and of the positive part."""
-    wide = b.floating(logits)
-    wanted = b.cast(labels, wide.dtype)
+    wide, wanted = _both(b, logits, labels)
     if isinstance(positive, Value):
         # (1 - t) x + (1 + (p - 1) t) log(1 + exp(-x))
         one = b.scalar(1, wide)
@@ -89,7 +81,7 @@ def bce_with_logits(
         tail = b.op("Mul", [b.op("Add", [more, one]), b.op("Softplus", [b.op("Neg", [wide])])])
         found = b.op("Add", [b.op("Mul", [b.op("Sub", [one, wanted]), wide]), tail])
     else:
-        found = _logits_loss(b, wide, wanted)
+        found = logits_loss(b, wide, wanted)
     if isinstance(weight, Value):
         found = b.op("Mul", [found, b.cast(weight, wide.dtype)])
     return _reduced(b, found, reduction)
@@ -100,9 +92,8 @@ def binary_cross_entropy(
     b: Builder, x: Value, target: Value, weight: Operand = None, *, reduction: Operand = "mean"
 ) -> Value:
     """Of probabilities; logarithms of 0 are held at that of the smallest number."""
-    wide = b.floating(x)
-    wanted, one = b.cast(target, wide.dtype), b.scalar(1, wide)
-    least = b.scalar(1e-12, wide)
+    wide, wanted = _both(b, x, target)
+    one, least = b.scalar(1, wide), b.scalar(1e-12, wide)
     logs = [b.op("Log", [b.op("Max", [item, least])]) for item in (wide, b.op("Sub", [one, wide]))]
     parts = [b.op("Mul", [wanted, logs[0]]), b.op("Mul", [b.op("Sub", [one, wanted]), logs[1]])]
     found = b.op("Neg", [b.op("Add", parts)])
@@ -113,16 +104,15 @@ def binary_cross_entropy(
 
 @primitive("SmoothL1Loss")
 def smooth_l1(
-    b: Builder, node: Node, x: Value, target: Value, *, beta: Operand = 1.0, reduction: Operand = "none"
+    b: Builder, node: Node, x: Value, target: Value, *, beta: float = 1.0, reduction: Operand = "none"
 ) -> Value:
     """A parabola below beta, a line above."""
     distance = b.op("Abs", [binary(b, node, "Sub", x, target)])
-    limit = float(b.number(beta, "beta"))
-    if limit == 0:
+    if beta == 0:
         return _reduced(b, distance, reduction)
-    half = b.op("Mul", [b.op("Mul", [distance, distance]), b.scalar(0.5 / limit, distance)])
-    line = b.op("Sub", [distance, b.scalar(0.5 * limit, distance)])
-    near = b.op("Less", [distance, b.scalar(limit, distance)])
+    half = b.op("Mul", [b.op("Mul", [distance, distance]), b.scalar(0.5 / beta, distance)])
+    line = b.op("Sub", [distance, b.scalar(0.5 * beta, distance)])
+    near = b.op("Less", [distance, b.scalar(beta, distance)])
     return _reduced(b, b.op("Where", [near, half, line]), reduction)
 
 
@@ -139,8 +129,7 @@ def distance_loss(
 @primitive("KLDivLoss")
 def kl_div_loss(b: Builder, x: Value, target: Value, *, reduction: Operand = "mean") -> Value:
     """target (log target - x); 0 where the target is not positive."""
-    wide = b.floating(x)
-    wanted = b.cast(target, wide.dtype)
+    wide, wanted = _both(b, x, target)
     positive = b.op("Greater", [wanted, b.scalar(0, wanted)])
     safe = b.op("Where", [positive, wanted, b.scalar(1, wanted)])
     found = b.op("Mul", [wanted, b.op("Sub", [b.op("Log", [safe]), wide])])
@@ -149,12 +138,11 @@ def kl_div_loss(b: Builder, x: Value, target: Value, *, reduction: Operand = "me
 
 @primitive("KLDiv")
 def kl_div(
-    b: Builder, x: Value, target: Value, *, reduction: Operand = "mean", log_target: Operand = False
+    b: Builder, x: Value, target: Value, *, reduction: Operand = "mean", log_target: bool = False
 ) -> Value:
     """target (log target - x), of logarithms of the target if wanted; 0 where the target is 0, and nothing
     where it is negative."""
-    wide = b.floating(x)
-    wanted = b.cast(target, wide.dtype)
+    wide, wanted = _both(b, x, target)
     if log_target:
         found = b.op("Mul", [b.op("Exp", [wanted]), b.op("Sub", [wanted, wide])])
         return _reduced(b, found, reduction)
@@ -174,13 +162,13 @@ def nll_loss(
     weight: Value,
     *,
     reduction: Operand = "mean",
-    ignore_index: Operand = -100,
+    ignore_index: Number = -100,
 ) -> Operand:
     """The negative logarithm at each place's class, along the last axis or axis 1, times the class's weight,
     and the weights' sum."""
     wide = b.floating(logs)
     classes = b.cast(labels, INT64)
-    ignored = b.op("Equal", [classes, b.const(int(b.number(ignore_index, "ignore_index")), np.int64)])
+    ignored = b.op("Equal", [classes, b.const(int(ignore_index), np.int64)])
     safe = b.op("Where", [ignored, b.const(0, np.int64), classes])
     shares = b.op("Gather", [b.cast(weight, wide.dtype), safe], {"axis": 0})
     shares = b.op("Where", [ignored, b.scalar(0, wide), shares])

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from sharding.importers.mindir.primitives.arithmetic import binary
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import (
-    Builder,
-    is_float,
-    known_rank,
-    ranked,
-    tensors,
-)
+from sharding.importers.mindir.primitives.operands import Builder, is_float, known_rank, ranked, tensors
 
 FORMATS = (
     "nchw", "nhwc", "nhwc4", "hwkc", "hwck", "kchw", "ckhw", "khwc", "chwk", "hw", "hw4", "nc", "nc4",
@@ -21,8 +15,10 @@ CHANNELS_LAST = frozenset({"nhwc", "ndhwc", "nwc"})
 _PLAIN = ("nchw", "ncdhw", "ncw", *sorted(CHANNELS_LAST))
 
 
-def channels_last(setting: Operand) -> bool:
-    """Whether the data layout has the channels last."""
+def channels_last(node: Node, setting: Operand = "NCHW") -> bool:
+    """Whether the data layout has the channels last: that of a setting, or else the node's."""
+    if setting == "NCHW":
+        setting = node.attributes.get("format", setting)
     found = Builder.text(setting, "data_format", FORMATS)
     if found not in _PLAIN:
         raise RefusedError(f"data_format must be one of {', '.join(_PLAIN)}, found {found}")
@@ -45,7 +41,7 @@ def swapped(b: Builder, x: Value) -> Value:
 
 @primitive("MatMul", "BatchMatMul")
 def matmul(
-    b: Builder, node: Node, x: Value, y: Value, *, transpose_a: Operand = False, transpose_b: Operand = False
+    b: Builder, node: Node, x: Value, y: Value, *, transpose_a: bool = False, transpose_b: bool = False
 ) -> Value:
     """The product, either factor transposed first if wanted; those of MatMul are matrices. A weight is taken
     as it lies: a transposed one is copied while a model loads."""
@@ -53,7 +49,7 @@ def matmul(
         x, y = ranked(x, 2), ranked(y, 2)
         if transpose_b and y.constant is not None and is_float(x.dtype) and is_float(y.dtype):
             first, second = (b.computable(item) for item in b.promoted(x, y))
-            return b.op("Gemm", [first, second], {"transA": int(bool(transpose_a)) or None, "transB": 1})
+            return b.op("Gemm", [first, second], {"transA": int(transpose_a) or None, "transB": 1})
     first = swapped(b, x) if transpose_a else x
     second = swapped(b, y) if transpose_b else y
     return product(b, first, second)
@@ -108,8 +104,7 @@ def dense(b: Builder, node: Node, x: Value, weight: Value, bias: Operand = None)
 @primitive("BiasAdd")
 def bias_add(b: Builder, node: Node, x: Value, bias: Value, *, data_format: Operand = "NCHW") -> Value:
     """A vector added along the axis of the channels: 1, or the last one for NHWC."""
-    setting = node.attributes.get("format", data_format) if data_format == "NCHW" else data_format
-    if (x.rank is None or x.rank > 2) and not channels_last(setting):
+    if (x.rank is None or x.rank > 2) and not channels_last(node, data_format):
         bias = b.behind(x, bias, 1)
     return binary(b, node, "Add", x, bias)
 

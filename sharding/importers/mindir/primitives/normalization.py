@@ -9,12 +9,7 @@ import numpy as np
 from sharding.importers.mindir.primitives.arithmetic import binary
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.matmul import channels_last
-from sharding.importers.mindir.primitives.operands import (
-    Axes,
-    Builder,
-    joined_length,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import Axes, Builder, joined_length, known_rank
 from sharding.importers.mindir.primitives.statistics import moments
 
 
@@ -53,15 +48,14 @@ def batch_norm(
     mean: Value,
     variance: Value,
     *,
-    is_training: Operand = False,
-    epsilon: Operand = 1e-5,
+    is_training: bool = False,
+    epsilon: float = 1e-5,
     momentum: Operand = 0.1,
     data_format: Operand = "NCHW",
 ) -> Operand:
     """By the given moments, or in training by those of the batch. Of the five results the first matters."""
-    layout = node.attributes.get("format", data_format) if data_format == "NCHW" else data_format
-    eps = float(b.number(epsilon, "epsilon"))
-    return _batch(b, x, (scale, bias, mean, variance), bool(is_training), eps, channels_last(layout))
+    flip = channels_last(node, data_format)
+    return _batch(b, x, (scale, bias, mean, variance), is_training, epsilon, flip)
 
 
 @primitive("BatchNormExt")
@@ -73,21 +67,20 @@ def batch_norm_ext(
     mean: Operand = None,
     variance: Operand = None,
     *,
-    training: Operand = False,
+    training: bool = False,
     momentum: Operand = 0.1,
-    epsilon: Operand = 1e-5,
+    epsilon: float = 1e-5,
 ) -> Operand:
     """The same with moments and weights that may be missing."""
-    eps = float(b.number(epsilon, "epsilon"))
-    found = _batch(b, x, (scale, bias, mean, variance), bool(training) or mean is None, eps, False)
+    found = _batch(b, x, (scale, bias, mean, variance), training or mean is None, epsilon, False)
     assert isinstance(found, tuple)
     return found[:3]
 
 
 def _layer(
     b: Builder, x: Value, first_axis: int, scale: Operand, bias: Operand, epsilon: float
-) -> tuple[Value, list[int], Value]:
-    """(result, axes, the operand in floating point)"""
+) -> tuple[Value, Value, Value]:
+    """(result, mean, variance)"""
     wide = b.floating(x)
     if wide.rank is not None:
         axes = list(range(b.axis(first_axis, wide), wide.rank))
@@ -109,17 +102,13 @@ def _layer(
         found = b.op("LayerNormalization", operands, {"axis": axes[0], "epsilon": epsilon})
     else:  # weights of other axes than those that are normalized
         variance, mean = moments(b, wide, axes, 0, True)
-        found = _normal(b, wide, mean, variance, epsilon)
-        found = b.op("Mul", [found, operands[1]])
+        root = b.op("Sqrt", [b.op("Add", [variance, b.scalar(epsilon, variance)])])
+        found = b.op("Mul", [b.op("Div", [b.op("Sub", [wide, mean]), root]), operands[1]])
         late_bias = isinstance(bias, Value)
     if late_bias and isinstance(bias, Value):
         found = b.op("Add", [found, b.cast(bias, wide.dtype)])
-    return found, axes, wide
-
-
-def _normal(b: Builder, x: Value, mean: Value, variance: Value, epsilon: float) -> Value:
-    root = b.op("Sqrt", [b.op("Add", [variance, b.scalar(epsilon, variance)])])
-    return b.op("Div", [b.op("Sub", [x, mean]), root])
+    variance, mean = moments(b, wide, axes, 0, True)
+    return found, mean, variance
 
 
 def _inverse_root(b: Builder, variance: Value, epsilon: float) -> Value:
@@ -134,17 +123,14 @@ def layer_norm(
     scale: Value,
     bias: Value,
     *,
-    begin_norm_axis: Operand = 1,
+    begin_norm_axis: int = 1,
     begin_params_axis: Operand = 1,
-    epsilon: Operand = 1e-7,
+    epsilon: float = 1e-7,
 ) -> Operand:
     """Over the axes from one on; the weights have the shape from another on. Gives also the mean and, for
     LayerNorm, the variance, for LayerNormV3 one over its root."""
-    eps = float(b.number(epsilon, "epsilon"))
-    axis = b.integer(begin_norm_axis, "begin_norm_axis")
-    found, axes, wide = _layer(b, x, axis, scale, bias, eps)
-    variance, mean = moments(b, wide, axes, 0, True)
-    return found, mean, variance if node.op_type == "LayerNorm" else _inverse_root(b, variance, eps)
+    found, mean, variance = _layer(b, x, begin_norm_axis, scale, bias, epsilon)
+    return found, mean, variance if node.op_type == "LayerNorm" else _inverse_root(b, variance, epsilon)
 
 
 @primitive("LayerNormExt")
@@ -155,15 +141,13 @@ def layer_norm_ext(
     weight: Operand = None,
     bias: Operand = None,
     *,
-    eps: Operand = 1e-5,
+    eps: float = 1e-5,
 ) -> Operand:
     """Over as many last axes as the given shape has. Gives also the mean and one over the deviation."""
     given = normalized_shape
     count = len(given if isinstance(given, tuple) else b.integers(given, "normalized_shape"))
-    epsilon = float(b.number(eps, "eps"))
-    found, axes, wide = _layer(b, x, -count, weight, bias, epsilon)
-    variance, mean = moments(b, wide, axes, 0, True)
-    return found, mean, _inverse_root(b, variance, epsilon)
+    found, mean, variance = _layer(b, x, -count, weight, bias, eps)
+    return found, mean, _inverse_root(b, variance, eps)
 
 
 @primitive("AddLayerNormV2", "AddLayerNorm")
@@ -175,15 +159,13 @@ def add_layer_norm(
     gamma: Value,
     beta: Value,
     *,
-    epsilon: Operand = 1e-5,
+    epsilon: float = 1e-5,
     additional_out: Operand = False,
 ) -> Operand:
     """Of a sum, over the last axis. Gives also the mean, one over the deviation, and the sum."""
     total = binary(b, node, "Add", x, y)
-    eps = float(b.number(epsilon, "epsilon"))
-    found, axes, wide = _layer(b, total, -1, gamma, beta, eps)
-    variance, mean = moments(b, wide, axes, 0, True)
-    return found, mean, _inverse_root(b, variance, eps), total
+    found, mean, variance = _layer(b, total, -1, gamma, beta, epsilon)
+    return found, mean, _inverse_root(b, variance, epsilon), total
 
 
 def _by_group(b: Builder, x: Value, groups: int) -> Value:
@@ -210,25 +192,17 @@ def _per_channel(b: Builder, x: Value, vector: Operand, op_type: str) -> Value:
 
 @primitive("GroupNorm")
 def group_norm(
-    b: Builder,
-    x: Value,
-    num_groups: Operand,
-    weight: Operand = None,
-    bias: Operand = None,
-    *,
-    eps: Operand = 1e-5,
+    b: Builder, x: Value, num_groups: int, weight: Operand = None, bias: Operand = None, *, eps: float = 1e-5
 ) -> Operand:
     """By the moments of groups of channels. Gives also each group's mean and one over its deviation."""
-    groups = b.integer(num_groups, "num_groups")
     channels = b.dim(x, 1)
-    if groups < 1 or (isinstance(channels, int) and channels % groups):
-        raise RefusedError(f"{channels} channels cannot be cut into {groups} groups")
-    epsilon = float(b.number(eps, "eps"))
-    found = _grouped(b, x, groups, epsilon)
+    if num_groups < 1 or (isinstance(channels, int) and channels % num_groups):
+        raise RefusedError(f"{channels} channels cannot be cut into {num_groups} groups")
+    found = _grouped(b, x, num_groups, eps)
     found = _per_channel(b, _per_channel(b, found, weight, "Mul"), bias, "Add")
-    flat = _by_group(b, b.floating(x), groups)
+    flat = _by_group(b, b.floating(x), num_groups)
     variance, mean = moments(b, flat, [2], 0, False)
-    return found, mean, _inverse_root(b, variance, epsilon)
+    return found, mean, _inverse_root(b, variance, eps)
 
 
 @primitive("InstanceNorm")
@@ -238,14 +212,13 @@ def instance_norm(
     gamma: Value,
     beta: Value,
     *running: Operand,
-    epsilon: Operand = 1e-5,
+    epsilon: float = 1e-5,
     momentum: Operand = 0.1,
 ) -> Operand:
     """Each channel of each batch entry by its own moments."""
     wide = b.floating(x)
     operands = [wide, b.cast(gamma, wide.dtype), b.cast(beta, wide.dtype)]
-    eps = float(b.number(epsilon, "epsilon"))
-    found = b.op("InstanceNormalization", operands, {"epsilon": eps})
+    found = b.op("InstanceNormalization", operands, {"epsilon": epsilon})
     axes: Axes
     if wide.rank is not None:
         axes = list(range(2, wide.rank))
@@ -267,20 +240,20 @@ def _rms(b: Builder, x: Value, gamma: Value, epsilon: float) -> tuple[Value, Val
 
 
 @primitive("RmsNorm")
-def rms_norm(b: Builder, x: Value, gamma: Value, *, epsilon: Operand = 1e-6) -> Operand:
+def rms_norm(b: Builder, x: Value, gamma: Value, *, epsilon: float = 1e-6) -> Operand:
     """By the root of the mean square, computed in float32 as MindSpore does for narrower types."""
     wide = b.cast(x, np.float32) if x.dtype.itemsize < 4 else x
-    return _rms(b, wide, gamma, float(b.number(epsilon, "epsilon")))
+    return _rms(b, wide, gamma, epsilon)
 
 
 @primitive("AddRmsNorm")
 def add_rms_norm(
-    b: Builder, node: Node, x: Value, y: Value, gamma: Value, *, epsilon: Operand = 1e-6
+    b: Builder, node: Node, x: Value, y: Value, gamma: Value, *, epsilon: float = 1e-6
 ) -> Operand:
     """Of a sum. Gives also one over the root of the mean square, and the sum."""
     total = binary(b, node, "Add", x, y)
     wide = b.cast(total, np.float32) if total.dtype.itemsize < 4 else total
-    found, scale = _rms(b, wide, gamma, float(b.number(epsilon, "epsilon")))
+    found, scale = _rms(b, wide, gamma, epsilon)
     return found, scale, total
 
 
@@ -289,16 +262,16 @@ def lrn(
     b: Builder,
     x: Value,
     *,
-    depth_radius: Operand = 5,
-    bias: Operand = 1.0,
-    alpha: Operand = 1.0,
-    beta: Operand = 0.5,
+    depth_radius: int = 5,
+    bias: float = 1.0,
+    alpha: float = 1.0,
+    beta: float = 0.5,
     norm_region: Operand = "across_channels",
 ) -> Value:
     """By the squares of the neighbouring channels; ONNX divides alpha by their number."""
     b.text(norm_region, "norm_region", ("across_channels",))
-    size = 2 * b.integer(depth_radius, "depth_radius") + 1
+    size = 2 * depth_radius + 1
     return b.op("LRN", [b.computable(x)], {
-        "size": size, "bias": float(b.number(bias, "bias")), "alpha": float(b.number(alpha, "alpha")) * size,
-        "beta": float(b.number(beta, "beta")),
+        "size": size, "bias": bias, "alpha": alpha * size,
+        "beta": beta,
     })  # fmt: skip

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Union
+from typing import TypeAlias, Union
 
 import numpy as np
 
 from sharding.common.arrays import DType
 from sharding.importers.mindir.builder import GraphBuilder
 from sharding.importers.mindir.primitives import base
-from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value
+from sharding.importers.mindir.primitives.base import Node, Operand, Primitive, RefusedError, Value
 
 FLOAT32 = np.dtype(np.float32)
 INT32 = np.dtype(np.int32)
@@ -39,6 +39,11 @@ def known_rank(x: Value) -> int:
     return len(x.shape)
 
 
+Number: TypeAlias = float
+"""As it is given: a whole number stays one."""
+Ints: TypeAlias = tuple[int, ...]
+Axis: TypeAlias = int
+"""Of the first operand, counted from the front."""
 Axes = Union[Sequence[int], Value, None]  # noqa: UP007 - Value has no `|` while types are checked
 """Axes of a reduction: numbers, what only a run tells, or None for all of them, of an unknown number."""
 
@@ -98,6 +103,33 @@ def flattened(operand: Operand) -> Operand:
 class Builder(GraphBuilder):
     """What primitives are given: the graph under construction, and the pieces that their families share."""
 
+    def typed(
+        self, known: Primitive, positional: Sequence[object], settings: Mapping[str, object]
+    ) -> tuple[list[object], dict[str, object]]:
+        """Operands and settings, as Python's own where the primitive's annotations say so."""
+        names = list(known.typed) if known.operands is not None else []
+        first = positional[0] if positional else None
+
+        def own(name: str, operand: object) -> object:
+            kind = known.typed.get(name, "")
+            if operand is None and kind.endswith(" | None"):
+                return None
+            convert = self._CONVERT.get(kind.removesuffix(" | None"))
+            return operand if convert is None else convert(self, operand, name, first)
+
+        found = [own(*pair) for pair in zip(names, positional, strict=False)]
+        return [*found, *positional[len(found) :]], {name: own(name, item) for name, item in settings.items()}
+
+    _CONVERT: Mapping[str, Callable[..., object]] = {
+        "int": lambda b, operand, what, _: b.integer(operand, what),
+        "Axis": lambda b, operand, what, x: b.axis(b.integer(operand, what), x),
+        "Ints": lambda b, operand, what, _: b.integers(operand, what),
+        "float": lambda b, operand, what, _: float(b.number(operand, what)),
+        "Number": lambda b, operand, what, _: b.number(operand, what),
+        "bool": lambda b, operand, what, _: bool(operand),
+    }
+    """By annotation: from (builder, operand, its name, the first operand)."""
+
     @staticmethod
     def element_type(setting: Operand, default: DType) -> DType:
         """An element type: numpy's own (version 1), MindSpore's number (version 3), None for the default."""
@@ -122,15 +154,12 @@ class Builder(GraphBuilder):
     @staticmethod
     def text(setting: Operand, what: str, numbered: Sequence[str]) -> str:
         """An enumeration: its name (version 1, in any case) or its place among ``numbered`` (version 3)."""
-        if isinstance(setting, str):
-            found = setting.lower()
-        elif isinstance(setting, int) and 0 <= setting < len(numbered):
+        found = setting.lower() if isinstance(setting, str) else None
+        if isinstance(setting, int) and 0 <= setting < len(numbered):
             found = numbered[setting]
-        else:
-            raise RefusedError(f"{what} must be one of {', '.join(numbered)}, found {shown(setting)}")
         if found not in numbered:
             raise RefusedError(f"{what} must be one of {', '.join(numbered)}, found {shown(setting)}")
-        return found
+        return str(found)
 
     def integer(self, operand: Operand, what: str) -> int:
         """One integer that is known while converting."""
@@ -205,6 +234,11 @@ class Builder(GraphBuilder):
     def scalar(self, amount: float | int | bool, like: Value) -> Value:
         """A number in another value's element type."""
         return self.const(np.asarray(amount).astype(like.dtype))
+
+    def single(self, operand: Operand, dtype: DType) -> Value:
+        """A number, or the one element of a tensor, as a tensor without axes."""
+        found = self.cast(self.value(operand, None if isinstance(operand, Value) else dtype), dtype)
+        return self.op("Reshape", [found, self.const([], np.int64)]) if found.rank != 0 else found
 
     def full_like(self, x: Value, amount: Value | float, dtype: DType | None = None) -> Value:
         """A tensor of one value in the shape of another."""

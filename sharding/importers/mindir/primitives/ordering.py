@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 
+from sharding.common.arrays import DType
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.indexing import END, indices_of
-from sharding.importers.mindir.primitives.operands import (
-    INT32,
-    INT64,
-    Builder,
-    is_float,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import INT32, INT64, Axis, Builder, is_float, known_rank
 
 # Order
 
 
-@primitive("TopK")
-def top_k(b: Builder, x: Value, k: Operand, *, sorted: Operand = True) -> Operand:
-    """The k largest along the last axis, and their places as int32."""
-    values, places = _top(b, x, k, -1, True)
-    return values, b.cast(places, INT32)
-
-
-@primitive("TopkExt")
-def topk_ext(
-    b: Builder, x: Value, k: Operand, *, dim: Operand = -1, largest: Operand = True, sorted: Operand = True
+def top_k(
+    places_as: DType,
+    b: Builder,
+    x: Value,
+    k: Operand,
+    *,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: Operand = True,
 ) -> Operand:
-    """The k largest or smallest along an axis, and their places."""
-    return _top(b, x, k, b.integer(dim, "dim"), bool(largest))
+    """The k largest or smallest along an axis, by default the last, and their places."""
+    values, places = _top(b, x, k, dim, largest)
+    return values, b.cast(places, places_as)
+
+
+table({"TopK": INT32}, settings="sorted")(top_k)
+table({"TopkExt": INT64})(top_k)
 
 
 def _top(b: Builder, x: Value, k: Operand, axis: int, largest: bool) -> tuple[Value, Value]:
@@ -38,33 +37,27 @@ def _top(b: Builder, x: Value, k: Operand, axis: int, largest: bool) -> tuple[Va
     return values, places
 
 
-def _sorted(b: Builder, x: Value, axis: Operand, descending: Operand) -> tuple[Value, Value]:
-    if x.rank == 0:
-        return x, b.const(0, np.int64)
-    place = b.axis(b.integer(axis, "axis"), x)
-    return _top(b, x, b.dim(x, place), place, bool(descending))
-
-
-@primitive("Sort")
-def sort(b: Builder, x: Value, *, axis: Operand = -1, descending: Operand = False) -> Operand:
-    """In order along an axis, and the places as int32; equal ones keep theirs."""
-    values, places = _sorted(b, x, axis, descending)
-    return values, b.cast(places, INT32)
-
-
-@table({"SortExt": False, "ArgSort": True})
-def sort_ext(
-    places_only: bool,
+def sort(
+    row: tuple[DType, bool],
     b: Builder,
     x: Value,
     *,
-    dim: Operand = -1,
-    descending: Operand = False,
+    dim: int = -1,
+    descending: bool = False,
     stable: Operand = False,
 ) -> Operand:
-    """In order along an axis, and the places; or these alone."""
-    values, places = _sorted(b, x, dim, descending)
-    return places if places_only else (values, places)
+    """In order along an axis, and the places, or these alone; equal ones keep theirs."""
+    if x.rank == 0:
+        values, places = x, b.const(0, np.int64)
+    else:
+        place = b.axis(dim, x)
+        values, places = _top(b, x, b.dim(x, place), place, descending)
+    places_as, places_only = row
+    return b.cast(places, places_as) if places_only else (values, b.cast(places, places_as))
+
+
+table({"Sort": (INT32, False)}, settings="axis=dim descending")(sort)
+table({"SortExt": (INT64, False), "ArgSort": (INT64, True)})(sort)
 
 
 @primitive("Median")
@@ -72,10 +65,10 @@ def median_along(
     b: Builder,
     x: Value,
     *,
-    global_median: Operand = False,
-    axis: Operand = 0,
-    keep_dims: Operand = False,
-    ignore_nan: Operand = False,
+    global_median: bool = False,
+    axis: int = 0,
+    keep_dims: bool = False,
+    ignore_nan: bool = False,
 ) -> Operand:
     """The lower of the middle elements along an axis, or of all, and its place."""
     if ignore_nan:
@@ -83,8 +76,8 @@ def median_along(
     wide = b.computable(x)
     if global_median or x.rank == 0:
         wide = b.reshape(wide, (-1,))
-    place = 0 if global_median or x.rank == 0 else b.axis(b.integer(axis, "axis"), wide)
-    keep = bool(keep_dims) and not global_median and x.rank != 0
+    place = 0 if global_median or x.rank == 0 else b.axis(axis, wide)
+    keep = keep_dims and not global_median and x.rank != 0
     return _smallest(b, wide, middle(b, wide, place), place, keep)
 
 
@@ -106,25 +99,15 @@ def _smallest(b: Builder, x: Value, number: Operand, axis: int, keep: bool) -> O
     return tuple(found) if keep else tuple(b.squeeze(item, [axis]) for item in found)
 
 
-@primitive("MedianDim")
-def median_dim(b: Builder, x: Value, *, dim: Operand = -1, keepdim: Operand = False) -> Operand:
-    """The lower of the middle elements along an axis, and its place."""
-    wide = b.computable(x)
-    if x.rank == 0:
-        return wide, b.const(0, np.int64)
-    axis = b.axis(b.integer(dim, "dim"), wide)
-    return _smallest(b, wide, middle(b, wide, axis), axis, bool(keepdim))
-
-
 @primitive("Kthvalue")
-def kth_value(
-    b: Builder, x: Value, *, k: Operand = 1, dim: Operand = -1, keepdim: Operand = False
-) -> Operand:
-    """The k-th smallest along an axis, and its place."""
+@primitive("MedianDim", settings="dim keepdim")
+def kth_value(b: Builder, x: Value, *, k: Operand = None, dim: int = -1, keepdim: bool = False) -> Operand:
+    """The k-th smallest along an axis, else the lower of the middle elements, and its place."""
     wide = b.computable(x)
     if x.rank == 0:
         return wide, b.const(0, np.int64)
-    return _smallest(b, wide, k, b.axis(b.integer(dim, "dim"), wide), bool(keepdim))
+    axis = b.axis(dim, wide)
+    return _smallest(b, wide, middle(b, wide, axis) if k is None else k, axis, keepdim)
 
 
 @primitive("NonZero")
@@ -151,7 +134,7 @@ def search_sorted(
     sorter: Operand = None,
     *,
     dtype: Operand = None,
-    right: Operand = False,
+    right: bool = False,
 ) -> Value:
     """How many elements of a sorted sequence lie before each value."""
     if isinstance(sorter, Value):
@@ -189,11 +172,10 @@ def unique(b: Builder, x: Value) -> Operand:
 
 @primitive("ReverseSequence")
 def reverse_sequence(
-    b: Builder, x: Value, lengths: Value, *, seq_dim: Operand = 0, batch_dim: Operand = 0
+    b: Builder, x: Value, lengths: Value, *, seq_dim: Axis = 0, batch_dim: Axis = 0
 ) -> Value:
     """The first places along one axis reversed, for each place of another a number of its own."""
-    time, batch = b.axis(b.integer(seq_dim, "seq_dim"), x), b.axis(b.integer(batch_dim, "batch_dim"), x)
-    order = [time, batch, *[axis for axis in range(known_rank(x)) if axis not in {time, batch}]]
+    order = [seq_dim, batch_dim, *[axis for axis in range(known_rank(x)) if axis not in {seq_dim, batch_dim}]]
     front = b.transpose(x, order)
     # None reversed is one reversed: ONNX Runtime before 1.31 leaves such places as they were in memory.
     some = b.op("Max", [b.cast(lengths, INT64), b.const(1, np.int64)])

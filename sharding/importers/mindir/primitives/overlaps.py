@@ -6,12 +6,7 @@ import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.conv import last
-from sharding.importers.mindir.primitives.operands import (
-    INT64,
-    Builder,
-    joined_length,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import INT64, Builder, joined_length, known_rank
 
 
 @primitive("Col2Im", "Col2ImExt")

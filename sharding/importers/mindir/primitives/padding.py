@@ -7,12 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive, table
-from sharding.importers.mindir.primitives.operands import (
-    Builder,
-    flattened,
-    known_rank,
-    ranked,
-)
+from sharding.importers.mindir.primitives.operands import Builder, Ints, Number, flattened, known_rank, ranked
 from sharding.importers.mindir.primitives.running import flipped
 
 # Padding
@@ -70,7 +65,7 @@ def pad_v3(
     value: Operand = None,
     *,
     mode: Operand = "constant",
-    paddings_contiguous: Operand = True,
+    paddings_contiguous: bool = True,
 ) -> Value:
     """A constant, the nearest edge, a reflection, or the other end; the list begins with the last axis."""
     kind = b.text(mode, "mode", ("constant", "reflect", "edge", "circular"))
@@ -81,7 +76,7 @@ def pad_v3(
         half = len(found) // 2
         found = tuple(found[i // 2 + (half if i % 2 else 0)] for i in range(len(found)))
     if kind == "circular":
-        return _circular(b, x, pairs_from_last(x, found))
+        return _with_ends(b, x, pairs_from_last(x, found), circular=True)
     return padded(b, x, pairs_from_last(x, found), kind, value)
 
 
@@ -100,22 +95,22 @@ def _padded_later(b: Builder, x: Value, paddings: Operand, mode: str, value: Ope
 
 def filler_of(b: Builder, x: Value, value: Operand) -> Value | None:
     """What constant padding is filled with; None for zeros."""
-    if value is None:
-        return None
-    filler = b.cast(b.value(value, None if isinstance(value, Value) else x.dtype), x.dtype)
-    return b.op("Reshape", [filler, b.const([], np.int64)]) if filler.rank else filler
+    return None if value is None else b.single(value, x.dtype)
 
 
-def _circular(b: Builder, x: Value, pairs: Sequence[tuple[int, int]]) -> Value:
+def _with_ends(b: Builder, x: Value, pairs: Sequence[tuple[int, int]], *, circular: bool) -> Value:
+    """Each axis with its other end around it, or with its own end in reverse."""
     for axis, (before, after) in enumerate(pairs, 0 if x.rank is not None else -len(pairs)):
-        place = b.ints((axis,))
-        parts = [x]
-        if before > 0:
-            parts.insert(0, b.op("Slice", [x, b.ints((-before,)), b.ints((2**62,)), place]))
-        if after > 0:
-            parts.append(b.op("Slice", [x, b.ints((0,)), b.ints((after,)), place]))
+        place, parts = b.ints((axis,)), [x]
         if before < 0 or after < 0:
-            raise RefusedError("a circular padding cannot be negative")
+            raise RefusedError("a padding of this kind cannot be negative")
+        for count, at_front in ((before, not circular), (after, circular)):
+            start, end = (0, count) if at_front else (-count, 2**62)
+            if count:
+                part = b.op("Slice", [x, b.ints((start,)), b.ints((end,)), place])
+                parts.append(part if circular else flipped(b, part, [axis]))
+        if before:
+            parts.insert(0, parts.pop(1))
         x = b.op("Concat", parts, {"axis": axis}) if len(parts) > 1 else x
     return x
 
@@ -127,29 +122,19 @@ def mirror_pad(b: Builder, x: Value, paddings: Operand, *, mode: Operand = "REFL
     x = ranked(x, len(pairs))
     if b.text(mode, "mode", ("reflect", "symmetric")) == "reflect":
         return padded(b, x, pairs, "reflect")
-    for axis, (before, after) in enumerate(pairs):
-        place, parts = b.ints((axis,)), [x]
-        if before:
-            head = b.op("Slice", [x, b.ints((0,)), b.ints((before,)), place])
-            parts.insert(0, flipped(b, head, [axis]))
-        if after:
-            tail = b.op("Slice", [x, b.ints((-after,)), b.ints((2**62,)), place])
-            parts.append(flipped(b, tail, [axis]))
-        x = b.op("Concat", parts, {"axis": axis}) if len(parts) > 1 else x
-    return x
+    return _with_ends(b, x, pairs, circular=False)
 
 
 @primitive("ConstantPadND")
-def constant_pad(b: Builder, x: Value, *, padding: Operand = (), value: Operand = 0.0) -> Value:
+def constant_pad(b: Builder, x: Value, *, padding: Ints = (), value: Number = 0.0) -> Value:
     """One number around; the list begins with the last axis."""
-    amount = b.number(value, "value")
-    return padded(b, x, pairs_from_last(x, b.integers(padding, "padding")), "constant", amount)
+    return padded(b, x, pairs_from_last(x, padding), "constant", value)
 
 
 @table({
     tuple(f"{kind}Pad{count}D" for count in (1, 2, 3)): mode
     for kind, mode in (("Reflection", "reflect"), ("Replication", "edge"))
 })  # fmt: skip
-def mirrored(mode: str, b: Builder, x: Value, *, padding: Operand = ()) -> Value:
+def mirrored(mode: str, b: Builder, x: Value, *, padding: Ints = ()) -> Value:
     """A reflection without the edge, or the nearest edge; the list begins with the last axis."""
-    return padded(b, x, pairs_from_last(x, b.integers(padding, "padding")), mode)
+    return padded(b, x, pairs_from_last(x, padding), mode)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import Builder, tensors
+from sharding.importers.mindir.primitives.operands import Axis, Builder, Ints, tensors
 
 
 @primitive("Concat")
-def concat(b: Builder, *items: Operand, axis: Operand = 0) -> Value:
+def concat(b: Builder, *items: Operand, axis: int = 0) -> Value:
     """Joined along an axis."""
     found = b.promoted(*tensors(items[0] if len(items) == 1 else items))
-    place = b.axis(b.integer(axis, "axis"), found[0])
+    place = b.axis(axis, found[0])
     return b.op("Concat", found, {"axis": place}) if len(found) > 1 else found[0]
 
 
@@ -35,17 +35,16 @@ def stack(b: Builder, node: Node, *items: Operand, axis: Operand = 0) -> Value:
 
 
 @primitive("Unstack", "UnstackExtView", "Unbind")
-def unstack(b: Builder, node: Node, x: Value, *, axis: Operand = 0, num: Operand = None) -> Operand:
+def unstack(b: Builder, node: Node, x: Value, *, axis: Axis = 0, num: Operand = None) -> Operand:
     """One tensor for each place along an axis."""
-    place = b.axis(b.integer(axis, "axis"), x)
-    length = b.dim(x, place)
+    length = b.dim(x, axis)
     # With an unknown number of results, the file declares a single one for all.
     declared = len(node.result_types) if len(node.result_types) > 1 else 0
     count = length if isinstance(length, int) else declared
     if not count:
         raise RefusedError("the number of results must be known")
-    parts = split_evenly(b, x, place, count)
-    return tuple(b.squeeze(part, [place]) for part in parts)
+    parts = split_evenly(b, x, axis, count)
+    return tuple(b.squeeze(part, [axis]) for part in parts)
 
 
 def split_evenly(b: Builder, x: Value, axis: int, count: int) -> list[Value]:
@@ -64,57 +63,46 @@ def split_sizes(b: Builder, x: Value, axis: int, sizes: Sequence[int]) -> Operan
 
 
 @primitive("Split")
-def split(b: Builder, x: Value, *, axis: Operand = 0, output_num: Operand = 1) -> Operand:
+def split(b: Builder, x: Value, *, axis: Axis = 0, output_num: int = 1) -> Operand:
     """This many equal parts along an axis."""
-    place = b.axis(b.integer(axis, "axis"), x)
-    count = b.integer(output_num, "output_num")
-    length = b.dim(x, place)
-    if count < 1 or (isinstance(length, int) and length % count):
-        raise RefusedError(f"a length of {length} cannot be cut into {count} equal parts")
-    return tuple(split_evenly(b, x, place, count))
+    length = b.dim(x, axis)
+    if output_num < 1 or (isinstance(length, int) and length % output_num):
+        raise RefusedError(f"a length of {length} cannot be cut into {output_num} equal parts")
+    return tuple(split_evenly(b, x, axis, output_num))
 
 
 @primitive("SplitTensor", "SplitTensorView")
-def split_tensor(b: Builder, x: Value, *, split_size: Operand = 1, dim: Operand = 0) -> Operand:
+def split_tensor(b: Builder, x: Value, *, split_size: int = 1, dim: Axis = 0) -> Operand:
     """Parts of one length along an axis; the last one may be shorter."""
-    place = b.axis(b.integer(dim, "dim"), x)
-    size = b.integer(split_size, "split_size")
-    length = b.dim(x, place)
-    if not isinstance(length, int) or size < 1:
-        raise RefusedError(f"the length along axis {place} must be known, and split_size positive")
-    return split_sizes(b, x, place, _pieces(length, size))
+    length = b.dim(x, dim)
+    if not isinstance(length, int) or split_size < 1:
+        raise RefusedError(f"the length along axis {dim} must be known, and split_size positive")
+    return split_sizes(b, x, dim, _pieces(length, split_size))
 
 
 def _pieces(length: int, size: int) -> list[int]:
     return [min(size, length - start) for start in range(0, max(length, 1), size)]
 
 
-@primitive("SplitWithSize", "SplitWithSizeView")
-def split_with_size(b: Builder, x: Value, *, split_size: Operand = (), dim: Operand = 0) -> Operand:
-    """Parts of these lengths along an axis."""
-    return split_sizes(b, x, b.axis(b.integer(dim, "dim"), x), b.integers(split_size, "split_size"))
-
-
 @primitive("SplitV")
+@primitive("SplitWithSize", "SplitWithSizeView", settings="split_size=size_splits dim=split_dim")
 def split_v(
-    b: Builder, x: Value, *, size_splits: Operand = (), split_dim: Operand = 0, num_split: Operand = None
+    b: Builder, x: Value, *, size_splits: Ints = (), split_dim: Axis = 0, num_split: Operand = None
 ) -> Operand:
     """Parts of these lengths along an axis; one -1 is what is left."""
-    place = b.axis(b.integer(split_dim, "split_dim"), x)
-    sizes = list(b.integers(size_splits, "size_splits"))
+    sizes = list(size_splits)
     if -1 in sizes:
-        length = b.dim(x, place)
+        length = b.dim(x, split_dim)
         if not isinstance(length, int):
             raise RefusedError("the length along the axis must be known for a part of length -1")
         sizes[sizes.index(-1)] = length - sum(size for size in sizes if size != -1)
-    return split_sizes(b, x, place, sizes)
+    return split_sizes(b, x, split_dim, sizes)
 
 
 @primitive("Chunk", "ChunkView")
-def chunk(b: Builder, x: Value, *, chunks: Operand = 1, dim: Operand = 0) -> Operand:
+def chunk(b: Builder, x: Value, *, chunks: int = 1, dim: Axis = 0) -> Operand:
     """At most this many parts of one length; the last one may be shorter."""
-    place = b.axis(b.integer(dim, "dim"), x)
-    count, length = b.integer(chunks, "chunks"), b.dim(x, place)
-    if not isinstance(length, int) or count < 1:
-        raise RefusedError(f"the length along axis {place} must be known, and chunks positive")
-    return split_sizes(b, x, place, _pieces(length, max(-(-length // count), 1)))
+    length = b.dim(x, dim)
+    if not isinstance(length, int) or chunks < 1:
+        raise RefusedError(f"the length along axis {dim} must be known, and chunks positive")
+    return split_sizes(b, x, dim, _pieces(length, max(-(-length // chunks), 1)))

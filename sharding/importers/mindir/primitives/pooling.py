@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,12 +10,8 @@ from sharding.common.arrays import DType
 from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive, table
 from sharding.importers.mindir.primitives.conv import PAD_MODES, last, paired, same_padding, spatial_lengths
 from sharding.importers.mindir.primitives.matmul import channels_last
-from sharding.importers.mindir.primitives.operands import (
-    INT32,
-    INT64,
-    Builder,
-)
-from sharding.importers.mindir.primitives.windows import completed, last_windows
+from sharding.importers.mindir.primitives.operands import INT32, INT64, Builder, Ints, Number
+from sharding.importers.mindir.primitives.windows import Windows, completed, last_windows
 
 _PAD_MODES = (*PAD_MODES, "calculated")
 
@@ -34,14 +29,14 @@ def _is_open(b: Builder, *settings: Operand) -> bool:
     return any(b.known_ints(item) is None and isinstance(item, tuple) for item in settings)
 
 
-def _means_later(b: Builder, x: Value, kernel: Operand, strides: Operand, layout: Operand) -> Value:
+def _means_later(b: Builder, x: Value, kernel: Operand, strides: Operand, flip: bool) -> Value:
     """Means of windows, without padding, whose lengths only a run tells: each window's places are taken
     apart, one axis after the other."""
     assert isinstance(kernel, tuple)
     steps = strides if isinstance(strides, tuple) else (strides, strides)
     found, zero, one = b.floating(x), b.const(0, np.int64), b.const(1, np.int64)
     for place, pair in enumerate(zip(kernel[-2:], steps[-2:], strict=True)):
-        axis = place + (1 if channels_last(layout) else 2)
+        axis = place + (1 if flip else 2)
         size, step = (b.reshape(b.ints(item), ()) for item in pair)
         before = b.op("Div", [b.op("Sub", [b.value(b.dim(found, axis)), size]), step])
         number = b.op("Range", [zero, b.op("Add", [before, one]), one])
@@ -79,12 +74,11 @@ def pool(
     data_format: Operand = "NCHW",
 ) -> Value:
     """The largest of each window, or its mean, in which padding does not count."""
-    layout = node.attributes.get("format", data_format) if data_format == "NCHW" else data_format
-    flip = channels_last(layout)
+    flip = channels_last(node, data_format)
     wide = b.transpose(b.computable(x), [0, 3, 1, 2]) if flip else b.computable(x)
     mode = b.text(pad_mode, "pad_mode", PAD_MODES)
     if op_type == "AveragePool" and mode == "valid" and _is_open(b, kernel_size, strides):
-        return _means_later(b, x, kernel_size, strides, layout)
+        return _means_later(b, x, kernel_size, strides, flip)
     sizes = _of_two(kernel_size, b, "kernel_size", flip)
     steps = _of_two(strides, b, "strides", flip)
     padding: dict[str, object] = {}
@@ -94,99 +88,53 @@ def pool(
     return b.transpose(found, [0, 2, 3, 1]) if flip else found
 
 
-@dataclass(frozen=True)
-class Windows:
-    """``pads`` are in ONNX's order; ``ceil``: the last window may be a part; ``counted``: whether padding
-    counts in a mean."""
-
-    kernel: Sequence[int]
-    strides: Sequence[int]
-    pads: Sequence[int] = ()
-    ceil: bool = False
-    counted: bool | None = None
-    dilations: Sequence[int] | None = None
-
-    @property
-    def attributes(self) -> dict[str, object]:
-        return {
-            "kernel_shape": list(self.kernel),
-            "strides": list(self.strides),
-            "count_include_pad": None if self.counted is None else int(self.counted),
-        }
+def _mean(b: Builder, op_type: str, x: Value, windows: Windows, divisor: float) -> Value:
+    """What windows give, as sums by another divisor where there is one."""
+    if divisor and windows.ceil:
+        x, windows = completed(b, b.floating(x), windows)
+    found = pooled(b, op_type, x, windows)[0]
+    return _divided(b, found, windows.kernel, divisor)
 
 
-def pooled(b: Builder, op_type: str, x: Value, windows: Windows) -> Value:
-    """What windows give; one axis more in front if the batch is missing."""
-    kernel, strides, pads, ceil = windows.kernel, windows.strides, windows.pads, windows.ceil
-    dilations = windows.dilations
-    lone = x.rank == len(kernel) + 1
+def pooled(b: Builder, op_type: str, x: Value, windows: Windows, outputs: int = 1) -> list[Value]:
+    """What windows give; one axis more in front if the batch is missing. A second result are the places among
+    all of a channel."""
+    count, gaps = len(windows.kernel), windows.dilations and list(windows.dilations)
+    lone = x.rank == count + 1
     wide = b.computable(b.unsqueeze(x, [0]) if lone else x)
-    gaps = list(dilations) if dilations and any(item != 1 for item in dilations) else None
-    if ceil:
-        wide, pads, ceil = last_windows(b, wide, kernel, strides, pads, gaps, op_type == "MaxPool")
-    more: dict[str, object] = {"pads": list(pads), "ceil_mode": int(ceil), "dilations": gaps}
-    found = b.op(op_type, [wide], {**windows.attributes, **more})
-    return b.squeeze(found, [0]) if lone else found
+    if windows.ceil:
+        wide, windows = last_windows(b, wide, windows, op_type == "MaxPool")
+    more: dict[str, object] = {"pads": list(windows.pads), "ceil_mode": int(windows.ceil), "dilations": gaps}
+    found = b.ops(op_type, [wide], {**windows.attributes, **more}, outputs=outputs)
+    if outputs > 1:  # ONNX counts over all channels of all batch entries
+        found[1] = b.op("Mod", [found[1], b.lengths_product(wide, range(2, 2 + count))])
+    return [b.squeeze(item, [0]) for item in found] if lone else found
 
 
-@primitive("MaxPool3D", rank=5)
-def max_pool3d(
+@table({"MaxPool3D": "MaxPool", "AvgPool3D": "AveragePool"}, rank=5)
+def pool3d(
+    op_type: str,
     b: Builder,
     x: Value,
     *,
-    kernel_size: Operand = 1,
-    strides: Operand = 1,
+    kernel_size: Ints = (1,),
+    strides: Ints = (1,),
     pad_mode: Operand = "valid",
     pad_list: Operand = 0,
-    ceil_mode: Operand = None,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Number | None = None,
 ) -> Value:
-    """The largest of each window of three axes."""
-    kernel = last(b.integers(kernel_size, "kernel_size"), 3, "kernel_size")
-    steps = last(b.integers(strides, "strides"), 3, "strides")
-    pads = _pads_of_volume(b, pad_mode, pad_list)
-    return _in_volume(b, "MaxPool", x, Windows(kernel, steps, pads or (), bool(ceil_mode)), pads is None)
-
-
-def _pads_of_volume(b: Builder, pad_mode: Operand, pad_list: Operand) -> list[int] | None:
-    """None: as many as keep the number of windows."""
-    mode = b.text(pad_mode, "pad_mode", _PAD_MODES)
-    if mode == "same":
-        return None
-    return paired(b.integers(pad_list, "pad_list"), 3, "pad_list") if mode != "valid" else [0] * 6
-
-
-def _in_volume(b: Builder, op_type: str, x: Value, windows: Windows, same: bool) -> Value:
-    if not same:
-        return pooled(b, op_type, x, windows)
-    wide, padding = _same(b, b.computable(x), list(windows.kernel), list(windows.strides))
-    return b.op(op_type, [wide], {**windows.attributes, **padding})
-
-
-@primitive("AvgPool3D", rank=5)
-def avg_pool3d(
-    b: Builder,
-    x: Value,
-    *,
-    kernel_size: Operand = 1,
-    strides: Operand = 1,
-    pad_mode: Operand = "valid",
-    pad_list: Operand = 0,
-    ceil_mode: Operand = False,
-    count_include_pad: Operand = True,
-    divisor_override: Operand = 0,
-) -> Value:
-    """The mean of each window of three axes."""
-    kernel = last(b.integers(kernel_size, "kernel_size"), 3, "kernel_size")
-    steps = last(b.integers(strides, "strides"), 3, "strides")
-    divisor = b.number(divisor_override, "divisor_override") if divisor_override is not None else 0
-    counted = bool(count_include_pad) or bool(divisor)
-    pads = _pads_of_volume(b, pad_mode, pad_list)
-    windows = Windows(kernel, steps, pads or (), bool(ceil_mode), counted)
-    if divisor and ceil_mode and pads is not None:
-        x = completed(b, b.floating(x), kernel, steps, pads)
-        windows = replace(windows, pads=[0] * 6, ceil=False)
-    found = _in_volume(b, "AveragePool", x, windows, pads is None)
-    return _divided(b, found, kernel, divisor)
+    """The largest of each window of three axes, or its mean."""
+    kernel, steps = last(kernel_size, 3, "kernel_size"), last(strides, 3, "strides")
+    divisor, mode = divisor_override or 0, b.text(pad_mode, "pad_mode", _PAD_MODES)
+    counted = None if op_type == "MaxPool" else count_include_pad or bool(divisor)
+    if mode == "same":  # as much as keeps the number of windows
+        wide, padding = _same(b, b.computable(x), kernel, steps)
+        found = b.op(op_type, [wide], {**Windows(kernel, steps, counted=counted).attributes, **padding})
+        return _divided(b, found, kernel, divisor)
+    pads = paired(b.integers(pad_list, "pad_list"), 3, "pad_list") if mode != "valid" else [0] * 6
+    return _mean(b, op_type, x, Windows(kernel, steps, pads, ceil_mode, counted), divisor)
 
 
 def _divided(b: Builder, x: Value, kernel: Sequence[int], divisor: float) -> Value:
@@ -200,25 +148,21 @@ def avg_pool_ext(
     node: Node,
     x: Value,
     *,
-    kernel_size: Operand = 1,
+    kernel_size: Ints = (1,),
     stride: Operand = None,
-    padding: Operand = 0,
-    ceil_mode: Operand = False,
-    count_include_pad: Operand = True,
-    divisor_override: Operand = None,
+    padding: Ints = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Number | None = None,
 ) -> Value:
     """The mean of each window, the same padding at both ends."""
     count = {"AvgPool1D": 1, "AvgPool2D": 2}.get(node.op_type, 3)
-    kernel = last(b.integers(kernel_size, "kernel_size"), count, "kernel_size")
+    kernel = last(kernel_size, count, "kernel_size")
     steps = kernel if stride in (None, ()) else last(b.integers(stride, "stride"), count, "stride")
-    around = last(b.integers(padding, "padding"), count, "padding") * 2
-    divisor = 0 if divisor_override is None else b.number(divisor_override, "divisor_override")
-    counted = bool(count_include_pad) or bool(divisor)
-    wide, ceil = b.floating(x), bool(ceil_mode)
-    if divisor and ceil:
-        wide, around, ceil = completed(b, wide, kernel, steps, around), [0] * (2 * count), False
-    found = pooled(b, "AveragePool", wide, Windows(kernel, steps, around, ceil, counted))
-    return _divided(b, found, kernel, divisor)
+    around = last(padding, count, "padding") * 2
+    divisor = divisor_override or 0
+    windows = Windows(kernel, steps, around, ceil_mode, count_include_pad or bool(divisor))
+    return _mean(b, "AveragePool", b.floating(x), windows, divisor)
 
 
 _PLACE_TYPES: dict[str | int, DType] = {"int32": INT32, "int64": INT64, 3: INT32, 4: INT64}
@@ -233,9 +177,9 @@ def max_pool_places(
     *,
     kernel_size: Operand = None,
     strides: Operand = None,
-    pads: Operand = 0,
-    dilation: Operand = 1,
-    ceil_mode: Operand = False,
+    pads: Ints = (0,),
+    dilation: Ints = (1,),
+    ceil_mode: bool = False,
     argmax_type: Operand = None,
 ) -> Operand:
     """The largest of each window, and its place among all of its channel.
@@ -246,24 +190,12 @@ def max_pool_places(
     setting = node.attributes.get("ksize", 1) if kernel_size is None else kernel_size
     kernel = last(b.integers(setting, "kernel_size"), count, "kernel_size")
     steps = kernel if strides in (None, ()) else last(b.integers(strides, "strides"), count, "strides")
-    around = last(b.integers(pads, "pads"), count, "pads") * 2
-    gaps = last(b.integers(dilation, "dilation"), count, "dilation")
+    around = last(pads, count, "pads") * 2
+    gaps = last(dilation, count, "dilation")
+    windows = Windows(kernel, steps, around, ceil_mode, dilations=gaps)
     if node.op_type == "MaxPoolWithMask":
-        windows = Windows(kernel, steps, around, bool(ceil_mode), dilations=gaps)
-        return (pooled(b, "MaxPool", x, windows),)
-    lone = x.rank == count + 1
-    wide = b.unsqueeze(b.computable(x), [0]) if lone else b.computable(x)
-    ceil = bool(ceil_mode)
-    if ceil:
-        wide, around, ceil = last_windows(b, wide, kernel, steps, around, gaps, True)
-    attributes = {
-        "kernel_shape": kernel, "strides": steps, "pads": around, "dilations": gaps, "ceil_mode": int(ceil),
-    }  # fmt: skip
-    values, places = b.ops("MaxPool", [wide], attributes, outputs=2)
-    # ONNX counts over all channels of all batch entries.
-    places = b.op("Mod", [places, b.lengths_product(wide, range(2, 2 + count))])
-    if lone:
-        values, places = b.squeeze(values, [0]), b.squeeze(places, [0])
+        return (pooled(b, "MaxPool", x, windows)[0],)
+    values, places = pooled(b, "MaxPool", x, windows, 2)
     if isinstance(argmax_type, (str, int)) and argmax_type in _PLACE_TYPES:
         return values, b.cast(places, _PLACE_TYPES[argmax_type])
     return values, b.cast(places, b.element_type(argmax_type, INT64))

@@ -5,11 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
-from sharding.importers.mindir.primitives.operands import (
-    FLOAT32,
-    INT64,
-    Builder,
-)
+from sharding.importers.mindir.primitives.operands import FLOAT32, INT64, Builder
 
 
 def _seed(node: Node) -> float | None:
@@ -28,8 +24,7 @@ def drawn(kind: str, b: Builder, node: Node, shape: Operand) -> Value:
 @primitive("UniformInt")
 def uniform_integers(b: Builder, node: Node, shape: Operand, least: Operand, end: Operand) -> Value:
     """Integers from one up to before another."""
-    low, high = (b.cast(b.value(item), FLOAT32) for item in (least, end))
-    low, high = (item if not item.rank else b.reshape(item, ()) for item in (low, high))
+    low, high = b.single(least, FLOAT32), b.single(end, FLOAT32)
     width = b.op("Sub", [high, low])
     whole = b.op("Floor", [b.op("Mul", [drawn("RandomUniformLike", b, node, shape), width])])
     # A product may be rounded up to the width.

@@ -37,11 +37,11 @@ def lstm(
     c: Value,
     w: Value,
     *,
-    input_size: Operand = 0,
-    hidden_size: Operand = 0,
-    num_layers: Operand = 1,
-    has_bias: Operand = True,
-    bidirectional: Operand = False,
+    input_size: int = 0,
+    hidden_size: int = 0,
+    num_layers: int = 1,
+    has_bias: bool = True,
+    bidirectional: bool = False,
     dropout: Operand = 0.0,
     proj_size: Operand = 0,
 ) -> Operand:
@@ -49,9 +49,9 @@ def lstm(
 
     Gives the states of all times, the last state and cell, and two results that only a gradient reads.
     """
-    inputs, hidden = b.integer(input_size, "input_size"), b.integer(hidden_size, "hidden_size")
+    inputs, hidden = input_size, hidden_size
     directions = 2 if bidirectional else 1
-    if b.integer(num_layers, "num_layers") != 1:
+    if num_layers != 1:
         raise RefusedError("several layers in one LSTM have no conversion: export it on a CPU")
     if proj_size:
         raise RefusedError("a projection (proj_size) has no conversion")

@@ -3,47 +3,32 @@
 from __future__ import annotations
 
 from sharding.importers.mindir.primitives.base import Node, Operand, Value, alike, primitive, table
-from sharding.importers.mindir.primitives.operands import (
-    BOOL,
-    INT32,
-    INT64,
-    Builder,
-    is_float,
-)
+from sharding.importers.mindir.primitives.operands import BOOL, INT32, INT64, Builder, is_float
 
 
 @table(alike("ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd") | {"EuclideanNorm": "ReduceL2"})
-def reduction(op_type: str, b: Builder, x: Value, axis: Operand = (), *, keep_dims: Operand = False) -> Value:
+def reduction(op_type: str, b: Builder, x: Value, axis: Operand = (), *, keep_dims: bool = False) -> Value:
     """ONNX's reduction; no axes are all axes."""
     wide = b.floating(x) if op_type == "ReduceMean" else b.computable(x)
-    return b.reduced(op_type, wide, b.axes_of(axis, x), bool(keep_dims))
+    return b.reduced(op_type, wide, b.axes_of(axis, x), keep_dims)
 
 
 @primitive("ReduceSum")
 def reduce_sum(
-    b: Builder, x: Value, axis: Operand = (), *, keep_dims: Operand = False, skip_mode: Operand = False
+    b: Builder, x: Value, axis: Operand = (), *, keep_dims: bool = False, skip_mode: bool = False
 ) -> Value:
     """The sum; no axes are all, or with ``skip_mode`` none."""
     return x if skip_mode and axis == () else reduction("ReduceSum", b, x, axis, keep_dims=keep_dims)
 
 
-@table({"ReduceAll": "ReduceMin", "ReduceAny": "ReduceMax"})
-def truth(op_type: str, b: Builder, x: Value, axis: Operand = (), *, keep_dims: Operand = False) -> Value:
+def truth(op_type: str, b: Builder, x: Value, axis: Operand = (), *, keep_dims: bool = False) -> Value:
     """Whether all elements along axes are true, or any; no axes are all axes."""
     flags = b.cast(b.cast(x, BOOL), INT32)
-    return b.cast(b.reduced(op_type, flags, b.axes_of(axis, x), bool(keep_dims)), BOOL)
+    return b.cast(b.reduced(op_type, flags, b.axes_of(axis, x), keep_dims), BOOL)
 
 
-@primitive("Any")
-def any_of_all(b: Builder, x: Value) -> Value:
-    """Whether any element is true."""
-    return truth("ReduceMax", b, x)
-
-
-@primitive("AnyExt")
-def any_along(b: Builder, x: Value, dim: Operand = None, keepdim: Operand = False) -> Value:
-    """Whether any element along axes is true."""
-    return truth("ReduceMax", b, x, dim, keep_dims=keepdim)
+table({"ReduceAll": "ReduceMin", ("ReduceAny", "Any"): "ReduceMax"})(truth)
+table({"AnyExt": "ReduceMax"}, settings="keepdim=keep_dims")(truth)
 
 
 @table({"SumExt": "ReduceSum", "MeanExt": "ReduceMean", "ProdExt": "ReduceProd", "Nansum": "ReduceSum"})
@@ -54,7 +39,7 @@ def typed_reduction(
     x: Value,
     *,
     dim: Operand = None,
-    keepdim: Operand = False,
+    keepdim: bool = False,
     dtype: Operand = None,
 ) -> Value:
     """ONNX's reduction, computed in the result's element type; Nansum leaves out what is no number."""
@@ -62,7 +47,7 @@ def typed_reduction(
     wide = b.computable(b.cast(x, wanted)) if wanted != BOOL else b.computable(x)
     if node.op_type == "Nansum" and is_float(wide.dtype):
         wide = b.op("Where", [b.op("IsNaN", [wide]), b.scalar(0, wide), wide])
-    return b.reduced(op_type, wide, b.axes_of(dim, x), bool(keepdim))
+    return b.reduced(op_type, wide, b.axes_of(dim, x), keepdim)
 
 
 @primitive("CountNonZero")

@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import (
-    Builder,
-    known_rank,
-    shown,
-    tensors,
-)
+from sharding.importers.mindir.primitives.operands import Builder, Ints, known_rank, shown, tensors
 
 
 @primitive("Tile", "Repeat")
@@ -47,22 +42,21 @@ def _tiled_later(b: Builder, x: Value, reps: Operand, count: int) -> Value:
 
 @primitive("RepeatInterleaveInt", "RepeatInterleaveTensor")
 def repeat_interleave(
-    b: Builder, x: Value, *, repeats: Operand = 1, dim: Operand = None, output_size: Operand = None
+    b: Builder, x: Value, *, repeats: Ints = (1,), dim: int | None = None, output_size: Operand = None
 ) -> Value:
     """Each place along an axis repeated, one number of times or one for each place."""
     if dim is None:
         x, place = b.reshape(x, (-1,)), 0
     else:
-        place = b.axis(b.integer(dim, "dim"), x)
-    times = b.integers(repeats, "repeats")
+        place = b.axis(dim, x)
     rank = known_rank(x)
-    if len(times) > 1:
-        rows = np.repeat(np.arange(len(times)), times)
+    if len(repeats) > 1:
+        rows = np.repeat(np.arange(len(repeats)), repeats)
         return b.op("Gather", [x, b.const(rows, np.int64)], {"axis": place})
     shape = b.lengths(x)
     wide = b.unsqueeze(x, [place + 1])
     reps = [1] * (rank + 1)
-    reps[place + 1] = times[0]
+    reps[place + 1] = repeats[0]
     tiled = b.op("Tile", [wide, b.const(reps, np.int64)])
     return b.reshape(tiled, (*shape[:place], -1, *shape[place + 1 :]))
 

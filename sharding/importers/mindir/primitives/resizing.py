@@ -7,14 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from sharding.common.arrays import Array
-from sharding.importers.mindir.primitives.base import (
-    Node,
-    Operand,
-    RefusedError,
-    Value,
-    primitive,
-    table,
-)
+from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import FLOAT32, Builder, ranked
 
 
@@ -35,15 +28,18 @@ def _coordinates(align: Operand, half: Operand) -> str:
     return "align_corners" if align else "half_pixel" if half else "asymmetric"
 
 
-@table({"ResizeBilinearV2": "linear", "ResizeNearestNeighborV2": "nearest"}, rank=4)
+@table({
+    ("ResizeBilinear", "ResizeBilinearV2"): "linear",
+    ("ResizeNearestNeighbor", "ResizeNearestNeighborV2"): "nearest",
+}, rank=4)  # fmt: skip
 def resize(
     mode: str,
     b: Builder,
     x: Value,
-    size: Operand,
     *,
-    align_corners: Operand = False,
-    half_pixel_centers: Operand = False,
+    size: Operand = None,
+    align_corners: bool = False,
+    half_pixel_centers: bool = False,
 ) -> Value:
     """Between the four nearest places, or the nearest, which without either setting is the one before."""
     rounded = "round_prefer_ceil" if align_corners or half_pixel_centers else "floor"
@@ -53,39 +49,20 @@ def resize(
     })  # fmt: skip
 
 
-@table({"ResizeBilinear": "linear", "ResizeNearestNeighbor": "nearest"}, rank=4)
-def resize_by_setting(
-    mode: str,
-    b: Builder,
-    x: Value,
-    *,
-    size: Operand = None,
-    align_corners: Operand = False,
-    half_pixel_centers: Operand = False,
-) -> Value:
-    """The same, the size a setting."""
-    return resize(mode, b, x, size, align_corners=align_corners, half_pixel_centers=half_pixel_centers)
-
-
 @primitive("ResizeBicubic", rank=4)
 def resize_bicubic(
-    b: Builder,
-    x: Value,
-    size: Operand,
-    *,
-    align_corners: Operand = False,
-    half_pixel_centers: Operand = False,
+    b: Builder, x: Value, size: Operand, *, align_corners: bool = False, half_pixel_centers: bool = False
 ) -> Value:
     """Between the sixteen nearest places: a product with a matrix along each axis."""
     lengths = b.known_ints(size)
     if lengths is None or len(lengths) != 2 or x.shape is None or None in x.shape[2:]:
-        half = bool(half_pixel_centers)
         return _resized(b, x, size, {
-            "mode": "cubic", "coordinate_transformation_mode": _coordinates(align_corners, half),
-            "cubic_coeff_a": -0.5 if half else -0.75, "exclude_outside": int(half),
+            "mode": "cubic", "cubic_coeff_a": -0.5 if half_pixel_centers else -0.75,
+            "coordinate_transformation_mode": _coordinates(align_corners, half_pixel_centers),
+            "exclude_outside": int(half_pixel_centers),
         })  # fmt: skip
     rows, columns = (
-        _cubic(length or 0, wanted, bool(align_corners), bool(half_pixel_centers))
+        _cubic(length or 0, wanted, align_corners, half_pixel_centers)
         for length, wanted in zip(x.shape[2:], lengths, strict=True)
     )
     wide = b.cast(x, FLOAT32)

@@ -8,30 +8,24 @@ import numpy as np
 
 from sharding.importers.mindir.primitives.arithmetic import log_add
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
-from sharding.importers.mindir.primitives.operands import (
-    Builder,
-    is_float,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import Axis, Builder, is_float, known_rank
 
 
 @primitive("CumSum")
-def cumsum(
-    b: Builder, x: Value, axis: Operand = 0, *, exclusive: Operand = False, reverse: Operand = False
-) -> Value:
+def cumsum(b: Builder, x: Value, axis: int = 0, *, exclusive: bool = False, reverse: bool = False) -> Value:
     """The running sum along an axis."""
-    place = b.const(b.integer(axis, "axis"), np.int64)
-    attributes = {"exclusive": int(bool(exclusive)), "reverse": int(bool(reverse))}
+    place = b.const(axis, np.int64)
+    attributes = {"exclusive": int(exclusive), "reverse": int(reverse)}
     return b.op("CumSum", [b.computable(x), place], attributes)
 
 
 @primitive("CumsumExt")
-def cumsum_ext(b: Builder, node: Node, x: Value, *, dim: Operand = 0, dtype: Operand = None) -> Value:
+def cumsum_ext(b: Builder, node: Node, x: Value, *, dim: int = 0, dtype: Operand = None) -> Value:
     """The running sum along an axis, in the result's element type."""
     if x.rank == 0:
         return x
     wide = b.computable(b.cast(x, b.element_type(dtype, b.result_type(node, x.dtype))))
-    return b.op("CumSum", [wide, b.const(b.integer(dim, "dim"), np.int64)])
+    return b.op("CumSum", [wide, b.const(dim, np.int64)])
 
 
 _Fold = Callable[[Value, Value], Value]
@@ -77,20 +71,17 @@ def _stepwise(b: Builder, x: Value, axis: int, fold: str, neutral: float) -> Val
 
 
 @primitive("CumProd")
-def cumprod(
-    b: Builder, x: Value, axis: Operand = 0, *, exclusive: Operand = False, reverse: Operand = False
-) -> Value:
+def cumprod(b: Builder, x: Value, axis: Axis = 0, *, exclusive: bool = False, reverse: bool = False) -> Value:
     """The running product along an axis."""
-    place = b.axis(b.integer(axis, "axis"), x)
-    found = flipped(b, x, [place]) if reverse else x
+    found = flipped(b, x, [axis]) if reverse else x
     if exclusive:
         rank = known_rank(x)
         before = [0] * (2 * rank)
-        before[place], before[place + rank] = 1, -1
+        before[axis], before[axis + rank] = 1, -1
         wide = b.computable(found)
         found = b.op("Pad", [wide, b.const(before, np.int64), b.scalar(1, wide)])
-    found = _running(b, found, place, "Mul", 1)
-    return flipped(b, found, [place]) if reverse else found
+    found = _running(b, found, axis, "Mul", 1)
+    return flipped(b, found, [axis]) if reverse else found
 
 
 def flipped(b: Builder, x: Value, axes: Sequence[int]) -> Value:
@@ -103,11 +94,11 @@ def flipped(b: Builder, x: Value, axes: Sequence[int]) -> Value:
 
 @primitive("CumulativeLogsumexp")
 def cumulative_logsumexp(
-    b: Builder, x: Value, axis: Operand = 0, *, exclusive: Operand = False, reverse: Operand = False
+    b: Builder, x: Value, axis: int = 0, *, exclusive: bool = False, reverse: bool = False
 ) -> Value:
     """The logarithm of the running sum of the exponentials along an axis."""
     wide = b.floating(x)
-    place = b.axis(b.integer(axis, "axis"), wide)
+    place = b.axis(axis, wide)
     if exclusive or wide.shape is None or wide.shape[place] is None:
         raise RefusedError("it needs a length that is known, and has no conversion for exclusive")
     found = flipped(b, wide, [place]) if reverse else wide
@@ -117,10 +108,10 @@ def cumulative_logsumexp(
 
 
 @table({"Cummax": "Max", ("Cummin", "CumminExt"): "Min"})
-def running_extreme(fold: str, b: Builder, x: Value, *, axis: Operand = 0) -> tuple[Value, Value]:
+def running_extreme(fold: str, b: Builder, x: Value, *, axis: int = 0) -> tuple[Value, Value]:
     """The running extreme along an axis, and where it was found last, as MindSpore counts equal ones."""
     wide = b.computable(x)
-    place = b.axis(b.integer(axis, "axis"), wide)
+    place = b.axis(axis, wide)
     if is_float(wide.dtype):
         neutral: float = -np.inf if fold == "Max" else np.inf
     else:

@@ -59,27 +59,63 @@ def _common(b: Builder, x: Operand, y: Operand) -> list[Value]:
     return [b.cast(b.value(item, None if isinstance(item, Value) else kind), kind) for item in (x, y)]
 
 
-_ARITHMETIC: dict[str, tuple[Callable[[float, float], float], str]] = {
+def _quotient(b: Builder, x: Operand, y: Operand) -> Value:
+    """True division, as floating point."""
+    return b.op("Div", [b.cast(x, np.float32), b.cast(y, np.float32)])
+
+
+def _whole_quotient(b: Builder, x: Operand, y: Operand) -> Value:
+    """Division that rounds down."""
+    one, other = _common(b, x, y)
+    if one.dtype.kind == "i":
+        return floored(b, one, other)
+    return b.op("Floor", [b.op("Div", [one, other])])
+
+
+def _rest(b: Builder, x: Operand, y: Operand) -> Value:
+    """The rest of that division, with the divisor's sign."""
+    one, other = _common(b, x, y)
+    if one.dtype.kind == "i":
+        return b.op("Mod", [one, other])
+    return b.op("Sub", [one, b.op("Mul", [b.op("Floor", [b.op("Div", [one, other])]), other])])
+
+
+def _power(x: float, y: float) -> float:
+    """A power of two numbers; of whole ones, whole."""
+    if abs(y) > _MOST.bit_length() and abs(x) > 1:
+        raise RefusedError("its result is beyond 64-bit integers")
+    result: object = x**y
+    if not isinstance(result, (int, float)):
+        raise RefusedError("its result is no real number")
+    return result
+
+
+_Later = str | Callable[[Builder, Operand, Operand], Value]
+_ARITHMETIC: dict[str, tuple[Callable[[float, float], float], _Later]] = {
     "add": (operator.add, "Add"), "sub": (operator.sub, "Sub"), "mul": (operator.mul, "Mul"),
     "gt": (operator.gt, "Greater"), "ge": (operator.ge, "GreaterOrEqual"), "lt": (operator.lt, "Less"),
     "le": (operator.le, "LessOrEqual"), "eq": (operator.eq, "Equal"),
-    "max": (max, "Max"), "min": (min, "Min"),
+    "max": (max, "Max"), "min": (min, "Min"), "pow": (_power, "Pow"),
+    "div": (operator.truediv, _quotient), "mod": (operator.mod, _rest),
+    "floor_div": (operator.floordiv, _whole_quotient), "floordiv": (operator.floordiv, _whole_quotient),
 }  # fmt: skip
 """Python's function of known numbers, and ONNX's of such as only a run tells."""
 
 
-@table({(f"Scalar{name.title()}", f"scalar_{name}"): row for name, row in _ARITHMETIC.items()})
+@table(
+    {(f"Scalar{name.title().replace('_', '')}", f"scalar_{name}"): row for name, row in _ARITHMETIC.items()}
+)
 def arithmetic(
-    row: tuple[Callable[[float, float], float], str], b: Builder, x: Operand, y: Operand
+    row: tuple[Callable[[float, float], float], _Later], b: Builder, x: Operand, y: Operand
 ) -> Operand:
     """What two numbers give."""
-    python, onnx = row
+    python, later = row
     if isinstance(x, (bool, int, float)) and isinstance(y, (bool, int, float)):
         result: Operand = python(x, y)
         if isinstance(result, int) and abs(result) > _MOST:
             raise RefusedError("its result is beyond 64-bit integers")
         return result
-    return b.op(onnx, _common(b, x, y))
+    return b.op(later, _common(b, x, y)) if isinstance(later, str) else later(b, x, y)
 
 
 @primitive("ScalarNe", "scalar_ne")
@@ -98,49 +134,6 @@ def sequence_extreme(b: Builder, node: Node, x: Operand) -> Operand:
         return max(x) if largest else min(x)  # type: ignore[type-var]
     kind = "ReduceMax" if largest else "ReduceMin"
     return b.op(kind, [b.ints(x)], {"keepdims": 0})
-
-
-@primitive("ScalarDiv", "scalar_div")
-def scalar_div(b: Builder, x: Operand, y: Operand) -> Operand:
-    """True division, as floating point."""
-    if isinstance(x, (int, float)) and isinstance(y, (int, float)):
-        return x / y
-    return b.op("Div", [b.cast(x, np.float32), b.cast(y, np.float32)])
-
-
-@primitive("ScalarFloorDiv", "ScalarFloordiv", "scalar_floordiv", "scalar_floor_div")
-def scalar_floor_div(b: Builder, x: Operand, y: Operand) -> Operand:
-    """Division that rounds down."""
-    if isinstance(x, (int, float)) and isinstance(y, (int, float)):
-        return x // y
-    one, other = _common(b, x, y)
-    if one.dtype.kind == "i":
-        return floored(b, one, other)
-    return b.op("Floor", [b.op("Div", [one, other])])
-
-
-@primitive("ScalarMod", "scalar_mod")
-def scalar_mod(b: Builder, x: Operand, y: Operand) -> Operand:
-    """The rest of that division, with the divisor's sign."""
-    if isinstance(x, (int, float)) and isinstance(y, (int, float)):
-        return x % y
-    one, other = _common(b, x, y)
-    if one.dtype.kind == "i":
-        return b.op("Mod", [one, other])
-    return b.op("Sub", [one, b.op("Mul", [b.op("Floor", [b.op("Div", [one, other])]), other])])
-
-
-@primitive("ScalarPow", "scalar_pow")
-def scalar_pow(b: Builder, x: Operand, y: Operand) -> Operand:
-    """A power of two numbers; of whole ones, whole."""
-    if isinstance(x, (int, float)) and isinstance(y, (int, float)):
-        if abs(y) > _MOST.bit_length() and abs(x) > 1:
-            raise RefusedError("its result is beyond 64-bit integers")
-        result = x**y
-        if isinstance(result, complex):
-            raise RefusedError("its result is no real number")
-        return result
-    return b.op("Pow", _common(b, x, y))
 
 
 @primitive("ScalarLog", "scalar_log")

@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive, table
-from sharding.importers.mindir.primitives.operands import (
-    INT64,
-    Builder,
-    is_float,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import INT64, Builder, Number, is_float, known_rank
 
 REDUCE = ("none", "add")
 
@@ -64,19 +59,19 @@ def tensor_scatter_elements(
     indices: Value,
     updates: Value,
     *,
-    axis: Operand = 0,
+    axis: int = 0,
     reduce: Operand = None,
     reduction: Operand = "none",
 ) -> Value:
     """For each element the place along one axis."""
     kind = b.text(reduction if reduce is None else reduce, "reduce", REDUCE)
-    return _elements(b, x, b.integer(axis, "axis"), indices, updates, kind)
+    return _elements(b, x, axis, indices, updates, kind)
 
 
 @primitive("ScatterAddExt")
-def scatter_add(b: Builder, x: Value, dim: Operand, index: Value, src: Value) -> Value:
+def scatter_add(b: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
     """Added, for each element the place along one axis."""
-    return _elements(b, x, b.integer(dim, "dim"), index, _corner(b, src, index), "add")
+    return _elements(b, x, dim, index, _corner(b, src, index), "add")
 
 
 def _corner(b: Builder, src: Value, index: Value) -> Value:
@@ -88,21 +83,19 @@ def _corner(b: Builder, src: Value, index: Value) -> Value:
 
 
 @primitive("Scatter")
-def scatter(
-    b: Builder, x: Value, dim: Operand, index: Value, src: Value, *, reduce: Operand = "none"
-) -> Value:
+def scatter(b: Builder, x: Value, dim: int, index: Value, src: Value, *, reduce: Operand = "none") -> Value:
     """Put or added, for each element the place along one axis."""
     kind = b.text(reduce, "reduce", REDUCE)
-    return _elements(b, x, b.integer(dim, "dim"), index, _corner(b, src, index), kind)
+    return _elements(b, x, dim, index, _corner(b, src, index), kind)
 
 
 @primitive("ScatterValue")
 def scatter_value(
-    b: Builder, x: Value, dim: Operand, index: Value, src: Operand, *, reduce: Operand = "none"
+    b: Builder, x: Value, dim: int, index: Value, src: Operand, *, reduce: Operand = "none"
 ) -> Value:
     """One number put or added, for each element the place along one axis."""
     updates = b.full_like(index, src if isinstance(src, Value) else b.number(src, "src"), x.dtype)
-    return _elements(b, x, b.integer(dim, "dim"), index, updates, b.text(reduce, "reduce", REDUCE))
+    return _elements(b, x, dim, index, updates, b.text(reduce, "reduce", REDUCE))
 
 
 def _rows(b: Builder, x: Value, axis: int, index: Value, source: Value, reduction: str) -> Value:
@@ -114,27 +107,24 @@ def _rows(b: Builder, x: Value, axis: int, index: Value, source: Value, reductio
 
 
 @primitive("IndexAddExt")
-def index_add_ext(
-    b: Builder, x: Value, dim: Operand, index: Value, source: Value, *, alpha: Operand = 1
-) -> Value:
+def index_add_ext(b: Builder, x: Value, dim: int, index: Value, source: Value, *, alpha: Number = 1) -> Value:
     """Added at places along one axis."""
-    factor = b.number(alpha, "alpha")
-    if factor != 1:
+    if alpha != 1:
         wide = b.computable(source)
-        source = b.op("Mul", [wide, b.scalar(factor, wide)])
-    return _rows(b, x, b.integer(dim, "dim"), index, source, "add")
+        source = b.op("Mul", [wide, b.scalar(alpha, wide)])
+    return _rows(b, x, dim, index, source, "add")
 
 
 @primitive("IndexAdd")
-def index_add(b: Builder, x: Value, index: Value, source: Value, *, axis: Operand = 0) -> Value:
+def index_add(b: Builder, x: Value, index: Value, source: Value, *, axis: int = 0) -> Value:
     """Added at places along one axis. Of a parameter, only the result is kept."""
-    return _rows(b, x, b.integer(axis, "axis"), index, source, "add")
+    return _rows(b, x, axis, index, source, "add")
 
 
 @primitive("IndexFill", "IndexFillScalar", "IndexFillTensor")
-def index_fill(b: Builder, x: Value, dim: Operand, index: Value, value: Operand) -> Value:
+def index_fill(b: Builder, x: Value, dim: int, index: Value, value: Operand) -> Value:
     """One number at places along one axis."""
-    place = b.axis(b.integer(dim, "dim"), x)
+    place = b.axis(dim, x)
     filler = b.cast(b.value(value, None if isinstance(value, Value) else x.dtype), x.dtype)
     flat = b.cast(b.reshape(index, (-1,)) if index.rank != 1 else index, INT64)
     lengths = b.lengths(x)
@@ -148,13 +138,12 @@ def _segments(b: Builder, x: Value, ids: Value, count: Operand, start: float, re
     wide = b.computable(x)
     places = b.cast(ids, INT64)
     total = b.ints(count)
-    whole = b.op("Reshape", [total, b.const([], np.int64)])
+    whole = b.single(total, INT64)
     places = b.op("Where", [b.op("Less", [places, b.const(0, np.int64)]), whole, places])
     rest = b.lengths(wide)
     more = b.op("Add", [total, b.const([1], np.int64)])
     known = b.known_ints(more)
-    shape = (known[0] if known else b.op("Reshape", [more, b.const([], np.int64)]),
-             *rest[known_rank(ids):])  # fmt: skip
+    shape = (known[0] if known else b.single(more, INT64), *rest[known_rank(ids) :])
     vectors = b.unsqueeze(places, [known_rank(places)])
     found = _scatter_nd(b, b.filled(shape, start, wide.dtype), vectors, wide, reduction)
     return b.op("Slice", [found, b.ints((0,)), total, b.ints((0,))])

@@ -5,11 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import (
-    Builder,
-    joined_length,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import Axis, Builder, Ints, joined_length, known_rank
 from sharding.importers.mindir.primitives.running import flipped
 
 
@@ -133,22 +129,21 @@ def flatten(b: Builder, x: Value) -> Value:
 
 
 @primitive("FlattenExt")
-def flatten_ext(b: Builder, x: Value, *, start_dim: Operand = 0, end_dim: Operand = -1) -> Value:
+def flatten_ext(b: Builder, x: Value, *, start_dim: Axis = 0, end_dim: Axis = -1) -> Value:
     """Neighbouring axes as one."""
     if not known_rank(x):
         return b.reshape(x, (1,))
-    first, last = b.axis(b.integer(start_dim, "start_dim"), x), b.axis(b.integer(end_dim, "end_dim"), x)
-    if first == last:
+    if start_dim == end_dim:
         return x
     shape = b.lengths(x)
-    joined = joined_length(x, range(first, last + 1))
-    return b.reshape(x, (*shape[:first], joined, *shape[last + 1 :]))
+    joined = joined_length(x, range(start_dim, end_dim + 1))
+    return b.reshape(x, (*shape[:start_dim], joined, *shape[end_dim + 1 :]))
 
 
 @primitive("ReverseV2")
-def reverse(b: Builder, x: Value, *, axis: Operand = ()) -> Value:
+def reverse(b: Builder, x: Value, *, axis: Ints = ()) -> Value:
     """Axes in reverse."""
-    axes = [b.axis(item, x) for item in b.integers(axis, "axis")]
+    axes = [b.axis(item, x) for item in axis]
     return flipped(b, x, axes) if axes else x
 
 

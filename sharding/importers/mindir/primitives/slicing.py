@@ -6,7 +6,7 @@ import numpy as np
 
 from sharding.importers.mindir.primitives.base import Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.indexing import END, REST
-from sharding.importers.mindir.primitives.operands import INT64, Builder, known_rank
+from sharding.importers.mindir.primitives.operands import INT64, Axis, Builder, known_rank
 
 # Slices
 
@@ -24,22 +24,12 @@ def _items(b: Builder, operand: Operand, what: str) -> list[Operand]:
     raise RefusedError(f"the number of integers in {what} must be known")
 
 
-_MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
+_MASKS = "begin_mask end_mask ellipsis_mask new_axis_mask shrink_axis_mask"
 
 
-@primitive("StridedSlice")
+@primitive("StridedSlice", settings=_MASKS)
 def strided_slice(
-    b: Builder,
-    x: Value,
-    begin: Operand,
-    end: Operand,
-    strides: Operand,
-    *,
-    begin_mask: Operand = 0,
-    end_mask: Operand = 0,
-    ellipsis_mask: Operand = 0,
-    new_axis_mask: Operand = 0,
-    shrink_axis_mask: Operand = 0,
+    b: Builder, x: Value, begin: Operand, end: Operand, strides: Operand, **masks: Operand
 ) -> Value:
     """Python's slices, one entry for each axis; bits of the masks leave a bound open, stand for as many whole
     axes as there are left, make a new axis, or take one place and drop the axis."""
@@ -49,17 +39,14 @@ def strided_slice(
             tuple(0 if item == REST else item for item in (bounds if isinstance(bounds, tuple) else ()))
             for bounds in (begin, end, (*strides[:place], 1, *strides[place + 1 :]))
         )
-        ellipsis_mask = 1 << place
+        masks["ellipsis_mask"] = 1 << place
     starts, stops = _items(b, begin, "begin"), _items(b, end, "end")
     steps = b.integers(strides, "strides")
     count = len(starts)
     if len(stops) != count or len(steps) != count:
         raise RefusedError(f"begin, end and strides have {count}, {len(stops)} and {len(steps)} numbers")
     open_first, open_last, ellipsis_, new, shrink = (
-        b.integer(mask, name)
-        for mask, name in zip(
-            (begin_mask, end_mask, ellipsis_mask, new_axis_mask, shrink_axis_mask), _MASKS, strict=True
-        )
+        b.integer(masks.get(name, 0), name) for name in _MASKS.split()
     )
     first_ellipsis = next((i for i in range(count) if ellipsis_ >> i & 1), None)
     taken = sum(1 for i in range(count) if i != first_ellipsis and not new >> i & 1)
@@ -92,14 +79,8 @@ def strided_slice(
         raise RefusedError(f"it slices {axis} axes of a tensor with {x.rank}")
     found = _sliced(b, x, ranges)
     for where, item in sorted(picks, key=lambda pick: -pick[0]):
-        found = b.op("Gather", [found, b.const(item, np.int64) if isinstance(item, int) else _whole(b, item)],
-                     {"axis": where})  # fmt: skip
+        found = b.op("Gather", [found, b.single(item, INT64)], {"axis": where})
     return b.unsqueeze(found, added)
-
-
-def _whole(b: Builder, operand: Operand) -> Value:
-    value = b.cast(b.value(operand), INT64)
-    return value if not value.rank else b.op("Reshape", [value, b.const([], np.int64)])
 
 
 def _sliced(b: Builder, x: Value, ranges: list[tuple[int, Operand, Operand, int]]) -> Value:
@@ -123,37 +104,36 @@ def slice_(b: Builder, x: Value, begin: Operand, size: Operand) -> Value:
         elif isinstance(low, int) and isinstance(length, int):
             high = low + length
         else:
-            high = b.op("Add", [_whole(b, low), _whole(b, length)])
+            high = b.op("Add", [b.single(low, INT64), b.single(length, INT64)])
         ranges.append((axis, low, high, 1))
     return _sliced(b, x, ranges)
 
 
 @primitive("SliceExt", "SliceExtView")
-def slice_ext(b: Builder, x: Value, dim: Operand, start: Operand, end: Operand, step: Operand = 1) -> Value:
+def slice_ext(b: Builder, x: Value, dim: Axis, start: Operand, end: Operand, step: int = 1) -> Value:
     """A slice along one axis."""
-    axis = b.axis(b.integer(dim, "dim"), x)
-    return _sliced(b, x, [(axis, _one(b, start), _one(b, end), b.integer(step, "step"))])
+    return _sliced(b, x, [(dim, _one(b, start), _one(b, end), step)])
 
 
 def _one(b: Builder, operand: Operand) -> Operand:
     known = b.known_ints(operand)
-    return known[0] if known is not None and len(known) == 1 else _whole(b, operand)
+    return known[0] if known is not None and len(known) == 1 else b.single(operand, INT64)
 
 
 @primitive("Narrow", "NarrowView")
-def narrow(b: Builder, x: Value, dim: Operand, start: Operand, length: Operand) -> Value:
+def narrow(b: Builder, x: Value, dim: Axis, start: Operand, length: Operand) -> Value:
     """This many places along one axis."""
-    axis, low, count = b.axis(b.integer(dim, "dim"), x), _one(b, start), _one(b, length)
+    axis, low, count = dim, _one(b, start), _one(b, length)
     if isinstance(low, int) and isinstance(count, int):
         high: Operand = low + count if low >= 0 or low + count < 0 else END
     else:
-        high = b.op("Add", [_whole(b, low), _whole(b, count)])
+        high = b.op("Add", [b.single(low, INT64), b.single(count, INT64)])
     return _sliced(b, x, [(axis, low, high, 1)])
 
 
 @primitive("SelectExtView", "SelectExt")
-def select_place(b: Builder, x: Value, dim: Operand, index: Operand) -> Value:
+def select_place(b: Builder, x: Value, dim: Axis, index: Operand) -> Value:
     """One place along an axis, which goes."""
     place = _one(b, index)
     where = b.const(place, np.int64) if isinstance(place, int) else b.value(place)
-    return b.op("Gather", [x, where], {"axis": b.axis(b.integer(dim, "dim"), x)})
+    return b.op("Gather", [x, where], {"axis": dim})

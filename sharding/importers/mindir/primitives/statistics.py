@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, Value, primitive, table
 from sharding.importers.mindir.primitives.creation import diagonal_of
-from sharding.importers.mindir.primitives.operands import (
-    Axes,
-    Builder,
-)
+from sharding.importers.mindir.primitives.operands import Axes, Builder, Ints, Number
 from sharding.importers.mindir.primitives.ordering import middle
 
 
@@ -30,48 +25,32 @@ def moments(b: Builder, x: Value, axes: Axes, correction: float, keep: bool) -> 
     return b.op("Div", [total, count]), mean
 
 
-@dataclass(frozen=True)
-class _Moments:
-    """What a primitive gives."""
-
-    root: bool
-    """The standard deviation instead of the variance."""
-    mean: bool
-    """The mean too."""
-
-
-@table({
-    "Var": _Moments(False, False), "Std": _Moments(True, False),
-    "VarMean": _Moments(False, True), "StdMean": _Moments(True, True),
-})  # fmt: skip
 def spread(
-    wanted: _Moments,
+    row: tuple[bool, bool],
     b: Builder,
     x: Value,
     *,
     dim: Operand = None,
-    correction: Operand = 1,
-    keepdim: Operand = False,
+    correction: Number = 1,
+    keepdim: bool = False,
 ) -> Operand:
-    """Variance or standard deviation, and the mean."""
-    found, mean = moments(b, x, b.axes_of(dim, x), b.number(correction, "correction"), bool(keepdim))
-    found = b.op("Sqrt", [found]) if wanted.root else found
-    return (found, mean) if wanted.mean else found
+    """Variance or, as the row says, standard deviation; then, as it says, the mean."""
+    root, both = row
+    found, mean = moments(b, x, b.axes_of(dim, x), correction, keepdim)
+    found = b.op("Sqrt", [found]) if root else found
+    return (found, mean) if both else found
 
 
-@primitive("ReduceStd")
-def reduce_std(
-    b: Builder, x: Value, *, axis: Operand = (), unbiased: Operand = True, keep_dims: Operand = False
-) -> Operand:
-    """Standard deviation and mean."""
-    correction = 1 if unbiased else 0
-    return spread(_Moments(True, True), b, x, dim=axis, correction=correction, keepdim=keep_dims)
+table({
+    "Var": (False, False), "Std": (True, False), "VarMean": (False, True), "StdMean": (True, True),
+})(spread)  # fmt: skip
+table({"ReduceStd": (True, True)}, settings="axis=dim unbiased=correction keep_dims=keepdim")(spread)
 
 
 @primitive("LogSumExp", "ReduceLogSumExp")
-def log_sum_exp(b: Builder, x: Value, *, dim: Operand = (), keepdim: Operand = False) -> Value:
+def log_sum_exp(b: Builder, x: Value, *, dim: Operand = (), keepdim: bool = False) -> Value:
     """log(sum of exp(x))"""
-    return b.reduced("ReduceLogSumExp", b.floating(x), b.axes_of(dim, x), bool(keepdim))
+    return b.reduced("ReduceLogSumExp", b.floating(x), b.axes_of(dim, x), keepdim)
 
 
 def norm(b: Builder, x: Value, p: float, axes: Axes, keep: bool) -> Value:
@@ -97,43 +76,24 @@ def vector_norm(
     node: Node,
     x: Value,
     *,
-    p: Operand = 2.0,
+    p: float = 2.0,
     dim: Operand = None,
-    keepdim: Operand = False,
+    keepdim: bool = False,
     dtype: Operand = None,
 ) -> Value:
     """The p-norm."""
     wide = b.cast(x, b.element_type(dtype, b.result_type(node, x.dtype)))
-    return norm(b, wide, float(b.number(p, "p")), b.axes_of(dim, x), bool(keepdim))
+    return norm(b, wide, p, b.axes_of(dim, x), keepdim)
 
 
 @primitive("LpNormV2")
-def lp_norm_v2(
-    b: Builder,
-    x: Value,
-    *,
-    p: Operand = 2,
-    dim: Operand = None,
-    keepdim: Operand = False,
-    epsilon: Operand = 1e-12,
+@primitive("LpNorm", settings="axis=dim p keep_dims=keepdim epsilon")
+def lp_norm(
+    b: Builder, x: Value, *, p: float = 2, dim: Operand = None, keepdim: bool = False, epsilon: Number = 1e-12
 ) -> Value:
     """The p-norm, at least epsilon."""
-    found = norm(b, x, float(b.number(p, "p")), b.axes_of(dim, x), bool(keepdim))
-    return b.op("Max", [found, b.scalar(b.number(epsilon, "epsilon"), found)])
-
-
-@primitive("LpNorm")
-def lp_norm(
-    b: Builder,
-    x: Value,
-    *,
-    axis: Operand = (),
-    p: Operand = 2,
-    keep_dims: Operand = False,
-    epsilon: Operand = 1e-12,
-) -> Value:
-    """The same with other names."""
-    return lp_norm_v2(b, x, p=p, dim=axis, keepdim=keep_dims, epsilon=epsilon)
+    found = norm(b, x, p, b.axes_of(dim, x), keepdim)
+    return b.op("Max", [found, b.scalar(epsilon, found)])
 
 
 @primitive("SquareSumAll")
@@ -166,10 +126,10 @@ def median(b: Builder, x: Value) -> Value:
 
 
 @primitive("L2Normalize")
-def l2_normalize(b: Builder, x: Value, *, axis: Operand = 0, epsilon: Operand = 1e-4) -> Value:
+def l2_normalize(b: Builder, x: Value, *, axis: Ints = (0,), epsilon: Number = 1e-4) -> Value:
     """x / sqrt(max(sum of x x along axes, epsilon))"""
     wide = b.floating(x)
-    axes = [b.axis(item, x) for item in b.integers(axis, "axis")]
+    axes = [b.axis(item, x) for item in axis]
     total = b.reduced("ReduceSum", b.op("Mul", [wide, wide]), axes, True)
-    bound = b.op("Max", [total, b.scalar(b.number(epsilon, "epsilon"), total)])
+    bound = b.op("Max", [total, b.scalar(epsilon, total)])
     return b.op("Div", [wide, b.op("Sqrt", [bound])])

@@ -17,7 +17,7 @@ from sharding.importers.mindir.primitives.decompositions import (
     singular,
 )
 from sharding.importers.mindir.primitives.linear_algebra import inverse_of, unit_diagonal
-from sharding.importers.mindir.primitives.operands import INT64, Builder
+from sharding.importers.mindir.primitives.operands import INT64, Builder, Number
 from sharding.importers.mindir.primitives.steps import (
     across,
     column,
@@ -48,7 +48,7 @@ def _solved(b: Builder, matrix: Value, right: Value) -> Value:
 
 
 @primitive("MatrixSolve")
-def matrix_solve(b: Builder, matrix: Value, right: Value, *, adjoint: Operand = False) -> Value:
+def matrix_solve(b: Builder, matrix: Value, right: Value, *, adjoint: bool = False) -> Value:
     """What a matrix, or its transpose, times is the right side."""
     whole = wide(b, matrix)
     return _solved(b, turned(b, whole) if adjoint else whole, b.cast(right, whole.dtype))
@@ -56,7 +56,7 @@ def matrix_solve(b: Builder, matrix: Value, right: Value, *, adjoint: Operand = 
 
 @primitive("MatrixTriangularSolve")
 def matrix_triangular_solve(
-    b: Builder, matrix: Value, right: Value, *, lower: Operand = True, adjoint: Operand = False
+    b: Builder, matrix: Value, right: Value, *, lower: Operand = True, adjoint: bool = False
 ) -> Value:
     """The same of one half of the matrix."""
     half = _triangle(b, wide(b, matrix), lower)
@@ -80,7 +80,7 @@ def solve_triangular(
 
 
 @primitive("CholeskySolve")
-def cholesky_solve(b: Builder, right: Value, factor: Value, *, upper: Operand = False) -> Value:
+def cholesky_solve(b: Builder, right: Value, factor: Value, *, upper: bool = False) -> Value:
     """What a matrix times is the right side, of which the triangular factor is given."""
     half = _triangle(b, wide(b, factor), not upper)
     first, second = (turned(b, half), half) if upper else (half, turned(b, half))
@@ -88,18 +88,17 @@ def cholesky_solve(b: Builder, right: Value, factor: Value, *, upper: Operand = 
 
 
 @primitive("MatrixPower")
-def matrix_power(b: Builder, x: Value, *, n: Operand = 1) -> Value:
+def matrix_power(b: Builder, x: Value, *, n: int = 1) -> Value:
     """A product of equal matrices; of their inverses for a negative number."""
-    power = b.integer(n, "n")
     factor = wide(b, x)
-    if power < 0:
-        factor, power = inverse_of(b, factor), -power
+    if n < 0:
+        factor, n = inverse_of(b, factor), -n
     found: Value | None = None
-    while power:
-        if power & 1:
+    while n:
+        if n & 1:
             found = factor if found is None else b.op("MatMul", [found, factor])
-        power >>= 1
-        factor = b.op("MatMul", [factor, factor]) if power else factor
+        n >>= 1
+        factor = b.op("MatMul", [factor, factor]) if n else factor
     return identity(b, factor, b.dim(x, -2), b.dim(x, -1)) if found is None else found
 
 
@@ -163,9 +162,9 @@ def _columns_of(b: Builder, right: Value, matrix: Value) -> tuple[Value, bool]:
 
 
 @primitive("Lstsq")
-def lstsq(b: Builder, x: Value, a: Value, *, fast: Operand = True, l2_regularizer: Operand = 0.0) -> Value:
+def lstsq(b: Builder, x: Value, a: Value, *, fast: Operand = True, l2_regularizer: Number = 0.0) -> Value:
     """Least squares of a matrix and right sides."""
-    if b.number(l2_regularizer, "l2_regularizer") != 0:
+    if l2_regularizer != 0:
         raise RefusedError("l2_regularizer must be 0, the only number for which MindSpore says what it gives")
     matrix = wide(b, x)
     right, _ = _columns_of(b, a, matrix)
@@ -200,7 +199,7 @@ def lstsq_v2(b: Builder, a: Value, right: Value, *, driver: Operand = None) -> O
 
 
 @primitive("MatrixSolveLs")
-def matrix_solve_ls(b: Builder, matrix: Value, right: Value, weight: Value, *, fast: Operand = True) -> Value:
+def matrix_solve_ls(b: Builder, matrix: Value, right: Value, weight: Value, *, fast: bool = True) -> Value:
     """Least squares, the solution's length counting too where it is fast."""
     whole = wide(b, matrix)
     counted = b.cast(weight, whole.dtype) if fast else None
@@ -246,14 +245,14 @@ def orgqr(b: Builder, x: Value, tau: Value) -> Value:
 
 @primitive("Ormqr")
 def ormqr(
-    b: Builder, x: Value, tau: Value, other: Value, *, left: Operand = True, transpose: Operand = False
+    b: Builder, x: Value, tau: Value, other: Value, *, left: bool = True, transpose: bool = False
 ) -> Value:
     """The product of reflections, or its transpose, times a matrix; from the other side if not ``left``."""
     scales = _row(b, tau)
     vectors = part(b, _vectors(b, wide(b, x)), 0, b.dim(scales, -1), -1)
     target = wide(b, other)
     if left:
-        return reflected(b, vectors, scales, target, forward=bool(transpose))
+        return reflected(b, vectors, scales, target, forward=transpose)
     return turned(b, reflected(b, vectors, scales, turned(b, target), forward=not transpose))
 
 

@@ -13,11 +13,7 @@ import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
 from sharding.importers.mindir.primitives.indexing import END, REST
-from sharding.importers.mindir.primitives.operands import (
-    INT64,
-    Builder,
-    known_rank,
-)
+from sharding.importers.mindir.primitives.operands import INT64, Builder, known_rank
 
 NOTHING, NONE, ELLIPSIS, SLICE, TENSOR = 0, 7, 9, 15, 17
 """Kinds of entries by their TypeId; `NOTHING` fills the list up."""

@@ -181,11 +181,8 @@ def _renumbered(tracer: Tracer, side: Ends, names: list[str], nodes: list[NodePr
     places = [names.index(name) for name in side.ways]
     if side.which is None:
         return tracer.builder.const(places[0], np.int64)
-    outer, tracer.builder.nodes = tracer.builder.nodes, nodes
-    try:
+    with tracer.builder.body(nodes):
         return tracer.builder.op("Gather", [tracer.builder.const(places, np.int64), side.which], {"axis": 0})
-    finally:
-        tracer.builder.nodes = outer
 
 
 def _merged_way(
@@ -288,11 +285,8 @@ def _in_body(tracer: Tracer, nodes: list[NodeProto], item: Traced) -> Value:
     """A tuple of integers as one tensor, put together in the side that gives it."""
     if isinstance(item, Value):
         return item
-    outer, tracer.builder.nodes = tracer.builder.nodes, nodes
-    try:
+    with tracer.builder.body(nodes):
         found = tracer.builder.ints(item) if item else tracer.builder.const(np.zeros(0, np.int64))
-    finally:
-        tracer.builder.nodes = outer
     return replace(found, sequence=True)
 
 

@@ -162,13 +162,10 @@ def _emit_loop(
     variables = inputs[2:]
     first = [b.value(before, value.dtype) for before, value in state.variables()]
     results = [replace(value, name=b.fresh("Loop")) for value in variables]
-    outer, b.nodes = b.nodes, nodes
-    try:
+    with b.body(nodes):
         assert ends.which is not None
         after = [b.cast(item, value.dtype) for item, value in zip(following, variables, strict=True)]
         again = b.op("Equal", [ends.which, names.index(header)])
-    finally:
-        b.nodes = outer
     made = made_in(nodes)
     left = {value.name: result for value, result in zip(variables, results, strict=True)}
     carried: list[Value] = []

@@ -89,28 +89,19 @@ def _known_item(tracer: Tracer, operands: list[Traced]) -> tuple[tuple[Traced, .
 
 
 STRUCTURE = {
-    "Load": _read,
-    "TensorMove": _read,
+    **dict.fromkeys(("Load", "TensorMove"), _read),
     "Depend": _first,
     "UpdateState": lambda tracer, operands: None,
     "raise": lambda tracer, operands: RAISED,
-    "MakeTuple": lambda tracer, operands: tuple(operands),
-    "make_list": lambda tracer, operands: tuple(operands),
-    "MakeList": lambda tracer, operands: tuple(operands),
-    "TupleGetItem": _item,
-    "tuple_getitem": _item,
-    "list_getitem": _item,
-    "ListGetItem": _item,
-    "RealTupleGetItem": _item,
-    "tuple_setitem": _set_item,
-    "list_setitem": _set_item,
-    "TupleSetItem": _set_item,
-    "ListSetItem": _set_item,
-    "SequenceSetItem": _set_item,
+    **dict.fromkeys(("MakeTuple", "make_list", "MakeList"), lambda tracer, operands: tuple(operands)),
+    **dict.fromkeys(
+        ("TupleGetItem", "tuple_getitem", "list_getitem", "ListGetItem", "RealTupleGetItem"), _item
+    ),
+    **dict.fromkeys(
+        ("tuple_setitem", "list_setitem", "TupleSetItem", "ListSetItem", "SequenceSetItem"), _set_item
+    ),
     "Partial": _partial,
-    "Switch": _switch,
-    "switch": _switch,
-    "SwitchLayer": _switch_layer,
-    "switch_layer": _switch_layer,
+    **dict.fromkeys(("Switch", "switch"), _switch),
+    **dict.fromkeys(("SwitchLayer", "switch_layer"), _switch_layer),
 }
 """Primitives that say how a program is put together."""

@@ -257,7 +257,7 @@ class Tracer:
             self.refuse(f"{prim.op_type}: no conversion", node.domain)
             return self._placeholder(types)
         attributes = self.attributes_of(prim)
-        positional, settings = arguments(known, operands, attributes)
+        positional, settings = self.builder.typed(known, *arguments(known, operands, attributes))
         context = Node(prim.op_type, node.domain, attributes, tuple(types), self.version)
         if any(holds_complex(item) for item in positional):
             result = converted(self.builder, known, context, positional, settings)
