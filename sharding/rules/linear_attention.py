@@ -60,10 +60,8 @@ def linear_attention_gate(node: NodeView) -> list[Option]:
     if shape is None or len(shape) != 3 or (shape_of(node, 3) not in (None, shape)):
         return []
     for split in splits(node, shape):
-        parts: dict[int, Placement] = {0: split, 3: split}
-        if split.axis == 2:
-            parts |= {1: Split(0, split.blocks), 2: Split(0, split.blocks)}
-        options.append(option(node, given_parts(node, parts), split))
+        per_head = dict.fromkeys((1, 2) if split.axis == 2 else (), Split(0, split.blocks))
+        options.append(option(node, {0: split, 3: split, **per_head}, split))
     return options
 
 
