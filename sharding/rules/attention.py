@@ -239,9 +239,9 @@ def rotary_embedding_of_several_axes(node: NodeView) -> list[Option]:
     shape, cosines, positions = node.shapes[0], shape_of(node, 2), shape_of(node, 1)
     if shape is None or len(shape) not in (3, 4) or cosines is None or positions is None:
         return []
-    options = partial_option(node)
     if len(positions) != 3 or node.attributes.get("is_packed_batching"):
-        return options
+        return []
+    options = partial_option(node)
     length = len(shape) - 2 if len(shape) == 4 else 1
     if _rotary_heads(node, cosines):
         heads = Split(1 if len(shape) == 4 else 2)
