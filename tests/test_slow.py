@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LONGEST, SLOW
+from tests.conftest import LONGEST, SLOW, WAITING
 
 TESTS = Path(__file__).parent
 FILES = sorted(path.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py"))
@@ -35,12 +35,17 @@ def faults(slow: tuple[str, ...]) -> list[str]:
 
 def test_slow_files_exist() -> None:
     assert not faults(SLOW)
-    assert not set(LONGEST) - set(FILES)
+    assert not {*LONGEST, *WAITING} - set(FILES)
 
 
-def test_the_longest_begin_first(request: pytest.FixtureRequest) -> None:
-    began = [item.path.relative_to(TESTS).as_posix() in LONGEST for item in request.session.items]
-    assert began == sorted(began, reverse=True)
+def test_what_waits_and_the_longest_begin_first(request: pytest.FixtureRequest) -> None:
+    """Each list stands together: one at the front, the other where a second of three workers begins."""
+    files = [item.path.relative_to(TESTS).as_posix() for item in request.session.items]
+    waiting = [index for index, file in enumerate(files) if file in WAITING]
+    longest = [index for index, file in enumerate(files) if file in LONGEST]
+    assert waiting == list(range(len(waiting)))
+    first = max(len(waiting), min(len(files) // 3, len(files) - len(longest)))
+    assert longest == list(range(first, first + len(longest)))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from typing import Literal
 
 from launcher.common.documents import quote, read_text
 from launcher.errors import ConfigError
-from launcher.generation.text.grammar import MOST_SCHEMA
 from launcher.job.option_table import changed, described, table
 from launcher.job.values import Choice, Kind, Number, Pairs, Several, Switch, Text, Whole
 from ranks.tokens.options import SamplingOptions
@@ -23,6 +22,8 @@ LENGTH, CHOICE, STOPPING, SEARCH, SHOWN, PACE = (
 """Titles of groups in ``--help``."""
 GROUPS = (LENGTH, CHOICE, STOPPING, SEARCH, SHOWN, PACE)
 MOST_TOKENS = 2**31 - 1
+MOST_SCHEMA = 64 << 10
+"""Characters of a JSON schema: compiling a larger one takes seconds."""
 NEW_TOKENS = 256
 """How many tokens are generated where nobody says it."""
 _ID = Whole(0, 2**31 - 1, "a token id")

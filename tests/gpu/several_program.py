@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +35,8 @@ def assert_products_on_cuda(sessions: Iterable[Any]) -> None:
 def sliced(folder: Path) -> Any:
     """The shard of a rank that the target gpu puts where it belongs."""
     x = np.load(folder / "x.npy")
-    executor.LoadOptions = partial(executor.LoadOptions, RECORD)  # type: ignore[misc, assignment]
     try:
-        _, loaded = target.load(folder / "two", identify(), "gpu")
+        _, loaded = target.load(folder / "two", identify(), "gpu", options=executor.LoadOptions(RECORD))
     except ShardrunError as error:
         return {"error": str(error)}
     for _ in range(3):

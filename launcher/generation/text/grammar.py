@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.errors import ConfigError
+from launcher.generation.options import MOST_SCHEMA
 from sharding.common.text import one_line, shortened
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 ANY_OBJECT = '{"type": "object"}'
 """The schema of any JSON object."""
-MOST_SCHEMA = 64 << 10
-"""Characters of a schema: compiling a larger one takes seconds."""
 _DEEPEST = 64
 _MARK = "\x02"
 """Stands before a text, and is a part of no longer token."""

@@ -17,7 +17,8 @@ import pytest
 import launcher
 from launcher.errors import ConfigError, ShardrunError
 from launcher.generation.model import LanguageModel
-from launcher.generation.text.grammar import ANY_OBJECT, MOST_SCHEMA, check_schema, grammar_of
+from launcher.generation.options import MOST_SCHEMA
+from launcher.generation.text.grammar import ANY_OBJECT, check_schema, grammar_of
 from launcher.generation.text.tokenizer import Tokenizer
 from tests.launcher.generation import tiny, tokenizers_made
 

@@ -266,7 +266,11 @@ def test_waiting_ends_when_the_time_is_over_neither_sooner_nor_later(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(sync, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep))
+    monkeypatch.setattr(
+        sync,
+        "time",
+        SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep, perf_counter=time.perf_counter),
+    )
     pair[0]._phases.timeout = 2.0
     with pytest.raises(CollectiveTimeoutError, match="within 2 s"):
         WAITS[operation](pair[0])
