@@ -95,10 +95,13 @@ class RankCollector(Collector):
             "shardrun_model_weight_updates", "Updates of weights since the model was loaded",
             labels=["model", "version"],
         )  # fmt: skip
+        # A version may be there twice: one that ends slowly, and one that was loaded anew, which comes first.
+        models: dict[tuple[str, str], Model] = {}
         for model in self._models():
-            own = [model.name, model.version]
-            ready.add_metric(own, float(model.state is State.READY))
-            renewed.add_metric(own, sum(group.weights_version for group in model.groups))
+            models.setdefault((model.name, model.version), model)
+        for own, model in models.items():
+            ready.add_metric([*own], float(model.state is State.READY))
+            renewed.add_metric([*own], sum(group.weights_version for group in model.groups))
             first = 0
             for group in model.groups:  # a language model may have several: their ranks are numbered on
                 stats, said = group.stats, group.said

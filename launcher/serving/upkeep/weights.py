@@ -51,7 +51,7 @@ def of_file(folder: Path | None, name: str, known: Sequence[TensorSpec]) -> Arra
     if folder is None:
         raise bad("file: this server was told no folder of weights (weights_from): send them in the body")
     path = folder / name
-    plain = 0 < len(name) <= _MOST_NAME and name.isprintable() and Path(name).name == name
+    plain = name.isprintable() and 0 < len(name.encode()) <= _MOST_NAME and Path(name).name == name
     if not plain or not name.endswith(_SUFFIXES):
         raise bad(
             f"file: expected the name of a file, such as new.safetensors or new.npz, found {name[:80]!r}"
