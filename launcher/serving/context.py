@@ -214,6 +214,8 @@ class Frame:
         try:
             self.check(request, role)
             response = await handler(call)
+            if not isinstance(response, StreamingResponse):
+                call.grow(len(response.body))  # until it is taken
         except ClientDisconnect:
             response = Response(status_code=CLOSED)
         except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -155,7 +156,7 @@ class TensorModel(Served["Group"]):
                 sent = group.submit_async(batch.feeds())
                 run = asyncio.create_task(self._finish(batch, sent, began))
                 self._runs.add(run)
-                run.add_done_callback(self._land)
+                run.add_done_callback(functools.partial(self._land, batch, sent))
 
     async def _until_room(self, most: int) -> None:
         """Until at most so many runs are on their way."""
@@ -163,9 +164,15 @@ class TensorModel(Served["Group"]):
             self._landed.clear()
             await self._landed.wait()
 
-    def _land(self, run: asyncio.Task[None]) -> None:
+    def _land(
+        self, batch: Batch[Request], sent: asyncio.Future[dict[str, Array]], run: asyncio.Task[None]
+    ) -> None:
         self._runs.discard(run)
         self._landed.set()
+        if run.cancelled():  # maybe before its first step, in which case it has told nobody
+            sent.cancel()
+            for request in batch.requests:
+                self._fail(request, self._unloaded())
 
     async def _fill(self, batch: Batch[Request]) -> None:
         """Adds requests that go together. One that ranks could not begin yet waits for more of them."""

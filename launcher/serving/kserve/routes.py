@@ -172,7 +172,6 @@ async def _infer(call: Call) -> Response:
     call.grow(size_of(outputs))
     write = functools.partial(write_answer, model.name, model.version, question, outputs)
     body, json_bytes = await call.apart(to_write(question, outputs), write)
-    call.grow(len(body))
     if json_bytes is None:
         return Response(body, media_type="application/json")
     return Response(body, headers={HEADER: str(json_bytes)}, media_type="application/octet-stream")
