@@ -203,11 +203,11 @@ def _from_json(
 
 
 def _converted(values: list[object], dtype: DType) -> Array:
-    if dtype.kind in "iu":
-        bounds = np.iinfo(dtype)
+    if dtype.kind in "iub":
+        least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
         whole = cast("list[int]", values)
-        if min(whole) < bounds.min or max(whole) > bounds.max:
-            raise ValueError(f"a value is outside {bounds.min} to {bounds.max}")
+        if min(whole) < least or max(whole) > most:
+            raise ValueError(f"a value is outside {least} to {most}")
     with np.errstate(over="ignore"):
         found = np.array(values, np.float64 if dtype.kind in "fV" else dtype).astype(dtype, copy=False)
     if dtype.kind in "fV" and not np.isfinite(found).all():
