@@ -171,19 +171,16 @@ ErrorBody = Callable[[RefusalError], Mapping[str, object]]
 
 @dataclass(frozen=True)
 class Frame:
-    """Makes endpoints of a protocol's handlers. ``error``: the body of its errors; ``role``: who may ask;
-    ``free``: everybody."""
+    """Makes endpoints of a protocol's handlers. ``error``: the body of its errors; ``role``: who may ask."""
 
     context: Context
     protocol: str
     error: ErrorBody
     _counters: dict[tuple[str, int], tuple[Counter, Histogram]] = field(default_factory=dict)
 
-    def __call__(
-        self, handler: Handler, *, free: bool = False, role: Role = Role.USER
-    ) -> Callable[[Request], Awaitable[ASGIApp]]:
+    def __call__(self, handler: Handler, role: Role = Role.USER) -> Callable[[Request], Awaitable[ASGIApp]]:
         async def endpoint(request: Request) -> ASGIApp:
-            return await self._answer(handler, request, Role.FREE if free else role)
+            return await self._answer(handler, request, role)
 
         return endpoint
 
@@ -306,7 +303,7 @@ def _pieces(message: Message) -> Iterator[Message]:
 
 def _route(request: Request) -> str:
     """A request's path with the names of its parts in place of what clients wrote."""
-    path = request.url.path
+    path = str(request.scope["path"])
     for name, value in request.path_params.items():
         path = path.replace(f"/{value}", f"/{{{name}}}", 1)
     return path

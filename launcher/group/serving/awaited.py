@@ -24,7 +24,8 @@ MOST_HERE = 1 << 20
 
 def awaited(requests: Requests, tensors: dict[str, Array]) -> Answer:
     """The outputs to come of a request that waits for its turn from now on, or, where it is of more than
-    `MOST_HERE` bytes, from when a thread has it; until they have come, the tensors must stay as they are. A cancelled one gives its turn up, where that has not come. It raises as `predict` of
+    `MOST_HERE` bytes, from when a thread has it; until they have come, the tensors must stay as they are. A
+    cancelled one gives its turn up, where that has not come. It raises as `predict` of
     `launcher.group.group.Group` does; where there are no ranks, and none come, this does."""
     loop = asyncio.get_running_loop()
     answer: Answer = loop.create_future()

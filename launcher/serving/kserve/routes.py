@@ -55,12 +55,12 @@ def routes(context: Context) -> list[Route]:
     found = [
         *(Route(f"{base}/infer", infer, methods=["POST"]) for base in bases),  # first what is asked most
         Route("/v2", frame(_server)),
-        Route("/v2/health/live", frame(_live, free=True)),
-        Route("/v2/health/ready", frame(_ready, free=True)),
+        Route("/v2/health/live", frame(_live, Role.FREE)),
+        Route("/v2/health/ready", frame(_ready, Role.FREE)),
         Route("/v2/models/stats", frame(_all_statistics)),
         Route("/v2/repository/index", frame(_index), methods=["POST"]),
-        Route("/v2/repository/models/{model}/load", frame(_load, role=Role.LOADS), methods=["POST"]),
-        Route("/v2/repository/models/{model}/unload", frame(_unload, role=Role.LOADS), methods=["POST"]),
+        Route("/v2/repository/models/{model}/load", frame(_load, Role.LOADS), methods=["POST"]),
+        Route("/v2/repository/models/{model}/unload", frame(_unload, Role.LOADS), methods=["POST"]),
     ]
     for base in bases:
         found += [

@@ -36,9 +36,9 @@ def routes(context: Context, updates: Updates) -> list[Route]:
         return await _replace(call, updates)
 
     return [
-        Route(f"{_BASE}/weights", frame(_weights, role=Role.LOADS)),
-        Route(f"{_BASE}/weights", frame(replace, role=Role.CHANGES), methods=["POST"]),
-        Route(f"{_BASE}/versions/{{version}}/load", frame(_load, role=Role.CHANGES), methods=["POST"]),
+        Route(f"{_BASE}/weights", frame(_weights, Role.LOADS)),
+        Route(f"{_BASE}/weights", frame(replace, Role.CHANGES), methods=["POST"]),
+        Route(f"{_BASE}/versions/{{version}}/load", frame(_load, Role.CHANGES), methods=["POST"]),
     ]
 
 

@@ -18,6 +18,7 @@ from launcher.serving.access import ACCESS
 from launcher.serving.bodies import LARGE
 from launcher.serving.kserve import routes
 from launcher.serving.kserve.tensors import read_question
+from launcher.serving.refusals import RefusalError
 from tests.launcher.serving.playing import URL, Played, ask, played, until
 
 LIVE = "/v2/health/live"
@@ -79,6 +80,13 @@ def test_long_lists_of_json_are_read_exactly(kind: str, nested: bool) -> None:
     item = {"name": "a", "shape": shape, "datatype": kind, "data": data}
     found = read_question(json.dumps({"inputs": [item]}).encode(), None, []).feeds["a"]
     assert found.shape == tuple(shape) and found.ravel().tolist() == values
+
+
+@pytest.mark.parametrize("data", [[5], [-1], [2**63], [0, 1, 2], [True, 3]])
+def test_truth_is_nothing_but_true_and_false(data: list[Any]) -> None:
+    item = {"name": "a", "shape": [len(data)], "datatype": "BOOL", "data": data}
+    with pytest.raises(RefusalError, match="a value is outside 0 to 1"):
+        read_question(json.dumps({"inputs": [item]}).encode(), None, [])
 
 
 class Long(Played):

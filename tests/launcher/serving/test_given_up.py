@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
 from collections.abc import Coroutine
@@ -27,8 +28,10 @@ from launcher.serving.refusals import RefusalError
 from launcher.serving.seeing.numbers import RankCollector
 from launcher.serving.tensor_model import TensorModel
 from launcher.serving.text_model import TextModel
+from launcher.serving.upkeep.versions import check_alike
 from launcher.serving.upkeep.weights import of_file
-from tests.launcher.serving.playing import URL, Gate, Played, ask, played
+from ranks.common.tensors import TensorSpec
+from tests.launcher.serving.playing import SPEC, URL, Gate, Played, ask, played
 
 FEEDS = {"x": np.ones(1, np.float32)}
 SECONDS = 30
@@ -255,3 +258,46 @@ def test_large_answers_of_all_protocols_are_counted() -> None:
 
     ran(work())
     assert held and set(held) == {len(body)}
+
+
+@pytest.mark.parametrize("name", ["a?b", "a#b", "a/b", "a"])
+def test_spans_have_no_names_that_clients_wrote(name: str) -> None:
+    from starlette.requests import Request
+
+    from launcher.serving.context import Context, Frame
+
+    routes: list[str] = []
+    traces = SimpleNamespace(request=lambda method, route, headers: routes.append(route))
+    context = Context(Repository({}), ServeLimits(), Metrics(), traces=traces)  # type: ignore[arg-type]
+    scope = {
+        "type": "http", "method": "GET", "path": f"/v1/models/{name}", "headers": [], "query_string": b"",
+        "path_params": {"model": name},
+    }  # fmt: skip
+    Frame(context, "openai", lambda refusal: {"error": str(refusal)}).begun(Request(scope))
+    assert routes == ["/v1/models/{model}"]
+
+
+def test_versions_that_need_more_are_refused() -> None:
+    """What could be left out of the version before cannot be needed, and embeddings cannot go."""
+    other = TensorSpec("z", SPEC.dtype, SPEC.shape)
+
+    def played_with(version: str, **own: Any) -> TensorModel:
+        return made(lambda: Played(**own), version=version)
+
+    async def work() -> None:
+        before = played_with("1", optional_inputs=[other])
+        embeds = dataclasses.replace(
+            before, encoder=SimpleNamespace(proved=lambda predict: SimpleNamespace())
+        )
+        for old, inputs, said in (
+            (before, [SPEC, other], "needs the input 'z'"), (embeds, [SPEC], "no embeddings"),
+        ):  # fmt: skip
+            more = [] if other in inputs else [other]
+            found = played_with("2", inputs=inputs, optional_inputs=more)
+            await asyncio.gather(found.load(), old.load())
+            with pytest.raises(RefusalError, match=said):
+                check_alike(found, old)
+            check_alike(old, old)
+            await asyncio.gather(found.unload(), old.unload())
+
+    ran(work())
