@@ -126,8 +126,16 @@ class Call:
 
     async def object(self) -> dict[str, object]:
         """The JSON object in the body."""
-        data = await self.body()
+        return await self.object_in(await self.body())
+
+    async def object_in(self, data: bytes) -> dict[str, object]:
+        """The JSON object that a body is."""
         return await self.apart(len(data), lambda: object_of(data))
+
+    async def fields(self) -> dict[str, object]:
+        """The same of a body that may be left out."""
+        data = await self.body()
+        return await self.object_in(data) if data.strip() else {}
 
     async def apart(self, size: int, work: Callable[[], T]) -> T:
         """What ``work`` gives on so many bytes. Many hold nobody else up: that is done in a thread, one at a

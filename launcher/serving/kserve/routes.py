@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from launcher.errors import LaunchError, RankFailedError
 from launcher.serving.access import Role
-from launcher.serving.bodies import bad, field_of, object_of, said
+from launcher.serving.bodies import bad, field_of, said
 from launcher.serving.context import Call, Context, Frame, json_response
 from launcher.serving.kserve import texts
 from launcher.serving.kserve.tensors import (
@@ -243,8 +243,7 @@ def models_listed(context: Context, ready: bool | None) -> list[object]:
 
 
 async def _index(call: Call) -> Response:
-    data = await call.body()
-    asked = field_of(object_of(data), "ready", bool) if data.strip() else False
+    asked = field_of(await call.fields(), "ready", bool)
     return json_response(models_listed(call.context, asked))
 
 
@@ -265,8 +264,7 @@ async def load(model: Model, parameters: Collection[str]) -> None:
 
 
 async def _load(call: Call) -> Response:
-    data = await call.body()
-    parameters = field_of(object_of(data), "parameters", dict) if data.strip() else None
+    parameters = field_of(await call.fields(), "parameters", dict)
     await load(_model(call), parameters or {})
     return json_response({})
 
