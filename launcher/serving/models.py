@@ -14,10 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from launcher.errors import LaunchError, RankFailedError
+from launcher.errors import LaunchError
 from launcher.serving.refusals import RETRY_SECONDS, RefusalError
 
 if TYPE_CHECKING:
@@ -129,7 +128,6 @@ class Served(Model, Generic[R]):
     _noted: int = 0
     """Restarts of the ranks that there are now which are counted already."""
     _burial: asyncio.Task[None] | None = None
-    _unloading: set[asyncio.Task[None]] = field(default_factory=set)
 
     @abstractmethod
     def _start(self) -> R:
@@ -198,7 +196,6 @@ class Served(Model, Generic[R]):
                     await self._bury(await starting)
                 raise
             except BaseException as error:
-                # Not what somebody has unloaded meanwhile.
                 self._stage = State.UNLOADED if self.stopping.is_set() else State.FAILED
                 self.reason = str(error)
                 raise
@@ -221,10 +218,7 @@ class Served(Model, Generic[R]):
         nobody waits for it any more."""
         if self._stage is State.LOADING:
             self.stopping.set()
-        unloading = asyncio.create_task(self._unload())
-        self._unloading.add(unloading)
-        unloading.add_done_callback(self._unloading.discard)
-        await asyncio.shield(unloading)
+        await asyncio.shield(self._unload())
 
     async def _unload(self) -> None:
         async with self._changing:
@@ -284,11 +278,6 @@ class Served(Model, Generic[R]):
             await asyncio.sleep(_ASK_SECONDS)
         with contextlib.suppress(Exception):
             await self.unload()
-
-
-def is_loss(error: BaseException) -> bool:
-    """Whether an error means that a model's ranks are gone."""
-    return isinstance(error, RankFailedError | LaunchError)
 
 
 @dataclass
@@ -359,13 +348,13 @@ class Repository:
         self._coming[name] = version
         try:
             found = await asyncio.to_thread(make, version)  # which may read the model
-            self._refuse_at_end()
             self._beside[name] = found
             try:
                 await found.load()
                 if before.state is State.READY:
                     check(found, before)
-                self._refuse_at_end()
+                if self.closing:
+                    raise RefusalError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is ending")
             except BaseException:
                 await found.unload()
                 raise
@@ -392,10 +381,6 @@ class Repository:
                 retry=RETRY_SECONDS,
             )
 
-    def _refuse_at_end(self) -> None:
-        if self.closing:
-            raise RefusalError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is ending")
-
     async def watch(self) -> None:
         """Looks after all models, for ever."""
         while True:
@@ -412,8 +397,3 @@ class Repository:
         await asyncio.gather(*retiring, return_exceptions=True)
         models = {id(model): model for model in (*self.all, *retiring.values())}
         await asyncio.gather(*(model.unload() for model in models.values()), return_exceptions=True)
-
-
-def name_of(path: Path) -> str:
-    """The name under which a model is served where nobody says another one."""
-    return path.resolve().stem or "model"

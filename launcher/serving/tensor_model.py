@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from launcher.common.within import Within
 from launcher.serving.batching import Batch, Batching
 from launcher.serving.fair_queue import FairQueue
-from launcher.serving.models import Served, is_loss
-from launcher.serving.refusals import RETRY_SECONDS, RefusalError
+from launcher.serving.models import Served
+from launcher.serving.refusals import RETRY_SECONDS, RefusalError, is_loss
 from launcher.serving.seeing.traces import CURRENT, Trace
 
 if TYPE_CHECKING:

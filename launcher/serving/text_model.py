@@ -14,8 +14,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
 from launcher.generation.sample import Done, Token
-from launcher.serving.models import Served, State, is_loss
-from launcher.serving.refusals import RefusalError
+from launcher.serving.models import Served, State
+from launcher.serving.refusals import RefusalError, is_loss
 from launcher.serving.seeing.traces import CURRENT
 from launcher.serving.seeing.usage import USAGE
 
