@@ -196,11 +196,13 @@ class Frame:
         """A request that has come, in a task of its own."""
         context, headers = self.context, request.headers
         given = headers.get("x-request-id", "")
+        # Where nobody looks at tokens, whoever sends another one each time would have as many turns.
+        token = headers.get("authorization") if context.tokens.known else None
         call = Call(
             context,
             request,
             given[:64] if given.isascii() and given.isprintable() and given else uuid.uuid4().hex,
-            client_of(headers.get("authorization"), request.client.host if request.client else ""),
+            client_of(token, request.client.host if request.client else ""),
             trace=context.traces.request(request.method, _route(request), headers),
         )
         # Whatever works for it, in its task, finds these.

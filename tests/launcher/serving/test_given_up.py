@@ -7,10 +7,12 @@ import dataclasses
 import threading
 import time
 from collections.abc import Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -31,7 +33,7 @@ from launcher.serving.text_model import TextModel
 from launcher.serving.upkeep.versions import check_alike
 from launcher.serving.upkeep.weights import of_file
 from ranks.common.tensors import TensorSpec
-from tests.launcher.serving.playing import SPEC, URL, Gate, Played, ask, played
+from tests.launcher.serving.playing import SPEC, URL, Gate, Played, ask, played, until
 
 FEEDS = {"x": np.ones(1, np.float32)}
 SECONDS = 30
@@ -301,3 +303,29 @@ def test_versions_that_need_more_are_refused() -> None:
             await asyncio.gather(found.unload(), old.unload())
 
     ran(work())
+
+
+def test_names_that_nobody_checks_give_no_more_turns() -> None:
+    """Without tokens a client is its address, whatever it calls itself each time."""
+    gate = Gate()
+    with played(gate) as (found, _, model), ThreadPoolExecutor(8) as threads:
+
+        def send(number: float, address: str) -> None:
+            before = model.waiting
+            transport = httpx.HTTPTransport(local_address=address)
+            headers = {"Authorization": f"Bearer somebody-else-{number}"}
+
+            def one() -> int:
+                with httpx.Client(transport=transport, timeout=60) as client:
+                    return client.post(found.url + URL, json=ask(number), headers=headers).status_code
+
+            sent.append(threads.submit(one))
+            until(lambda: model.waiting == before + 1 or len(model._runs) == number)
+
+        sent: list[Future[int]] = []
+        for number in (1, 2, 3, 4, 5):
+            send(number, "127.0.0.1")
+        send(10, "127.0.0.2")
+        gate.open.set()
+        assert [one.result() for one in sent] == [200] * 6
+    assert gate.seen == [1, 2, 3, 10, 4, 5]
