@@ -124,10 +124,6 @@ class Call:
         self.context.held -= self._held
         self._held = 0
 
-    async def object(self) -> dict[str, object]:
-        """The JSON object in the body."""
-        return await self.object_in(await self.body())
-
     async def object_in(self, data: bytes) -> dict[str, object]:
         """The JSON object that a body is."""
         return await self.apart(len(data), lambda: object_of(data))
@@ -136,6 +132,10 @@ class Call:
         """The same of a body that may be left out."""
         data = await self.body()
         return await self.object_in(data) if data.strip() else {}
+
+    async def object(self) -> dict[str, object]:
+        """The JSON object in the body."""
+        return await self.object_in(await self.body())
 
     async def apart(self, size: int, work: Callable[[], T]) -> T:
         """What ``work`` gives on so many bytes. Many hold nobody else up: that is done in a thread, one at a

@@ -61,7 +61,6 @@ class TensorModel(Served["Group"]):
 
     def __post_init__(self) -> None:
         self._queue = FairQueue(self.limits.queue)
-        self._queued = self.metrics.queued.labels(self.name)
 
     def _start(self) -> Group:
         group = self.open_group()
@@ -93,13 +92,9 @@ class TensorModel(Served["Group"]):
         self._worker = None
         while (request := self._queue.take()) is not None:
             _fail(request, self._unloaded())
-        self._tell_waiting()
 
     def _unloaded(self) -> RefusalError:
         return RefusalError(HTTPStatus.SERVICE_UNAVAILABLE, f"the model {self.name!r} was unloaded")
-
-    def _tell_waiting(self) -> None:
-        self._queued.set(len(self._queue))
 
     @property
     def waiting(self) -> int:
@@ -128,7 +123,6 @@ class TensorModel(Served["Group"]):
         answer: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
         request = Request(feeds, time.monotonic() + allowed, answer)
         self._queue.put(request, client, priority)
-        self._tell_waiting()
         try:
             async with Within(allowed):
                 return await answer
@@ -139,7 +133,6 @@ class TensorModel(Served["Group"]):
         finally:
             # Its place is for others at once, and its tensors are freed.
             self._queue.remove(request, client, priority)
-            self._tell_waiting()
 
     async def _work(self) -> None:
         while True:
@@ -147,7 +140,6 @@ class TensorModel(Served["Group"]):
             batch = Batch([await self._queue.get()])
             async with self._told(batch):
                 await self._fill(batch)
-                self._tell_waiting()
                 batch.drop(lambda request: request.answer.done())
                 if not batch.requests:
                     continue

@@ -132,7 +132,6 @@ class TextModel(Served[Speaking]):
                 if not is_loss(error) or last == _TRIES - 1:
                     raise
             else:
-                self.metrics.queued.labels(self.name).set(self.waiting)
                 return stream, ready
         raise AssertionError
 
@@ -192,7 +191,6 @@ class TextModel(Served[Speaking]):
             self.numbers.last = time.time()
         finally:
             stream.cancel()
-            self.metrics.queued.labels(self.name).set(self.waiting)
             if trace is not None:
                 _note_pace(trace, stream)
 

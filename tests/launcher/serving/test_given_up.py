@@ -28,7 +28,7 @@ from launcher.serving.metrics import Metrics
 from launcher.serving.models import Repository, State
 from launcher.serving.refusals import RefusalError
 from launcher.serving.seeing.numbers import RankCollector
-from launcher.serving.tensor_model import TensorModel
+from launcher.serving.tensor_model import AHEAD, TensorModel
 from launcher.serving.text_model import TextModel
 from launcher.serving.upkeep.versions import check_alike
 from launcher.serving.upkeep.weights import of_file
@@ -329,3 +329,30 @@ def test_names_that_nobody_checks_give_no_more_turns() -> None:
         gate.open.set()
         assert [one.result() for one in sent] == [200] * 6
     assert gate.seen == [1, 2, 3, 10, 4, 5]
+
+
+def test_what_waits_for_a_version_is_told_while_another_ends() -> None:
+    gate = Gate()
+
+    async def work() -> None:
+        metrics = Metrics()
+        models = [
+            TensorModel("played", ServeLimits(), metrics, version=version, open_group=gate)
+            for version in ("2", "1")
+        ]
+        metrics.watch(lambda: models)
+        await asyncio.gather(*(model.load() for model in models))
+        asking = [asyncio.create_task(models[0].predict(FEEDS, client="")) for _ in range(AHEAD + 3)]
+        while models[0].waiting != 3:
+            await asyncio.sleep(0)
+        await models[1].unload()
+        assert b'shardrun_queue_length{model="played"} 3.0' in metrics.text()
+        gate.open.set()
+        await asyncio.gather(*asking)
+        assert b'shardrun_queue_length{model="played"} 0.0' in metrics.text()
+        await models[0].unload()
+
+    try:
+        ran(work())
+    finally:
+        gate.open.set()
