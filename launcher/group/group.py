@@ -144,7 +144,8 @@ class Group(ReadyModel):
         return await self.submit_async(feeds)
 
     def submit_async(self, feeds: Mapping[str, Array]) -> asyncio.Future[dict[str, Array]]:
-        """The same as a future of the event loop that runs: the request has its turn from now on."""
+        """The same as a future of the event loop that runs: the request has its turn from now on; one of more
+        than 1 MiB, which a thread sends, from when that has it."""
         from launcher.group.serving.awaited import awaited
 
         return awaited(self._requests, self._tensors(feeds))

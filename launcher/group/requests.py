@@ -113,11 +113,16 @@ class Requests:
 
     def tell(self, kind: wire.Kind, fields: Mapping[str, object], age: int) -> None:
         """Tells every rank something that none answers, if these ranks are still those of that ``age``."""
+        number, stats = self._job.world_size, kind is wire.Kind.STATS
         with held_back():  # all ranks, or none
-            with self._sending:
-                if age == self.age and self.down is None:
-                    for rank in range(self._job.world_size):
+            if not self._sending.acquire(blocking=not stats):  # whoever sends may send much
+                return
+            try:
+                if age == self.age and self.down is None and (not stats or self.spent.ask(number)):
+                    for rank in range(number):
                         self._job.send(rank, kind, fields)
+            finally:
+                self._sending.release()
             self._pump()
 
     def run(self, tensors: Outputs, fields: Mapping[str, object], age: int) -> RanksRun:
@@ -280,7 +285,7 @@ class Requests:
         with self._state:
             asked = self._flight.get(message.fields.get("request"))
             if message.kind is wire.Kind.STATS:
-                self.spent.of_ranks[rank] = message.fields
+                self.spent.told(rank, message.fields)
             elif message.kind is wire.Kind.FAILED:
                 if asked is None:  # rank 0 had answered for all
                     return rank, message.fields
@@ -355,8 +360,8 @@ class Requests:
         """Other ranks are ready, in place of those that were lost: from now on they are asked."""
         with self._sending, job.changed:  # nobody is sending to the ranks before
             with self._state:
-                self._job, self.down, job.answers = job, None, self
-                self.age, self.spent.answered, self.spent.of_ranks = self.age + 1, 0, {}
+                self._job, self.down, job.answers, self.age = job, None, self, self.age + 1
+                self.spent.renew()
                 if (renewed := self.renewal.again()) is not None:
                     self._waiting.appendleft(renewed)
                 self._lookout.moved()

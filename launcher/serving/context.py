@@ -124,10 +124,18 @@ class Call:
         self.context.held -= self._held
         self._held = 0
 
+    async def object_in(self, data: bytes) -> dict[str, object]:
+        """The JSON object that a body is."""
+        return await self.apart(len(data), lambda: object_of(data))
+
+    async def fields(self) -> dict[str, object]:
+        """The same of a body that may be left out."""
+        data = await self.body()
+        return await self.object_in(data) if data.strip() else {}
+
     async def object(self) -> dict[str, object]:
         """The JSON object in the body."""
-        data = await self.body()
-        return await self.apart(len(data), lambda: object_of(data))
+        return await self.object_in(await self.body())
 
     async def apart(self, size: int, work: Callable[[], T]) -> T:
         """What ``work`` gives on so many bytes. Many hold nobody else up: that is done in a thread, one at a
@@ -171,19 +179,16 @@ ErrorBody = Callable[[RefusalError], Mapping[str, object]]
 
 @dataclass(frozen=True)
 class Frame:
-    """Makes endpoints of a protocol's handlers. ``error``: the body of its errors; ``role``: who may ask;
-    ``free``: everybody."""
+    """Makes endpoints of a protocol's handlers. ``error``: the body of its errors; ``role``: who may ask."""
 
     context: Context
     protocol: str
     error: ErrorBody
     _counters: dict[tuple[str, int], tuple[Counter, Histogram]] = field(default_factory=dict)
 
-    def __call__(
-        self, handler: Handler, *, free: bool = False, role: Role = Role.USER
-    ) -> Callable[[Request], Awaitable[ASGIApp]]:
+    def __call__(self, handler: Handler, role: Role = Role.USER) -> Callable[[Request], Awaitable[ASGIApp]]:
         async def endpoint(request: Request) -> ASGIApp:
-            return await self._answer(handler, request, Role.FREE if free else role)
+            return await self._answer(handler, request, role)
 
         return endpoint
 
@@ -191,11 +196,13 @@ class Frame:
         """A request that has come, in a task of its own."""
         context, headers = self.context, request.headers
         given = headers.get("x-request-id", "")
+        # Where nobody looks at tokens, whoever sends another one each time would have as many turns.
+        token = headers.get("authorization") if context.tokens.known else None
         call = Call(
             context,
             request,
             given[:64] if given.isascii() and given.isprintable() and given else uuid.uuid4().hex,
-            client_of(headers.get("authorization"), request.client.host if request.client else ""),
+            client_of(token, request.client.host if request.client else ""),
             trace=context.traces.request(request.method, _route(request), headers),
         )
         # Whatever works for it, in its task, finds these.
@@ -214,6 +221,8 @@ class Frame:
         try:
             self.check(request, role)
             response = await handler(call)
+            if not isinstance(response, StreamingResponse):
+                call.grow(len(response.body))  # until it is taken
         except ClientDisconnect:
             response = Response(status_code=CLOSED)
         except Exception as error:
@@ -304,7 +313,7 @@ def _pieces(message: Message) -> Iterator[Message]:
 
 def _route(request: Request) -> str:
     """A request's path with the names of its parts in place of what clients wrote."""
-    path = request.url.path
+    path = str(request.scope["path"])
     for name, value in request.path_params.items():
         path = path.replace(f"/{value}", f"/{{{name}}}", 1)
     return path

@@ -30,9 +30,6 @@ class Metrics:
             ["model", "protocol"], buckets=_SECONDS, registry=own,
         )  # fmt: skip
         self.open = Gauge("shardrun_requests_open", "Requests under way", registry=own)
-        self.queued = Gauge(
-            "shardrun_queue_length", "Requests that wait for a model", ["model"], registry=own
-        )
         self.refused = Counter(
             "shardrun_refused", "Requests for which there was no room", ["model"], registry=own
         )

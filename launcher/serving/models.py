@@ -14,10 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from launcher.errors import LaunchError, RankFailedError
+from launcher.errors import LaunchError
 from launcher.serving.refusals import RETRY_SECONDS, RefusalError
 
 if TYPE_CHECKING:
@@ -197,7 +196,8 @@ class Served(Model, Generic[R]):
                     await self._bury(await starting)
                 raise
             except BaseException as error:
-                self._stage, self.reason = State.FAILED, str(error)
+                self._stage = State.UNLOADED if self.stopping.is_set() else State.FAILED
+                self.reason = str(error)
                 raise
             self._stage, self._noted = State.READY, 0
             self._begin()
@@ -214,9 +214,13 @@ class Served(Model, Generic[R]):
         return ready
 
     async def unload(self) -> None:
-        """Ends the ranks, also those that are being started, or started again."""
+        """Ends the ranks, also those that are being started, or started again; once it has begun also where
+        nobody waits for it any more."""
         if self._stage is State.LOADING:
             self.stopping.set()
+        await asyncio.shield(self._unload())
+
+    async def _unload(self) -> None:
         async with self._changing:
             self.look()
             ready, self._ready = self._ready, None
@@ -276,11 +280,6 @@ class Served(Model, Generic[R]):
             await self.unload()
 
 
-def is_loss(error: BaseException) -> bool:
-    """Whether an error means that a model's ranks are gone."""
-    return isinstance(error, RankFailedError | LaunchError)
-
-
 @dataclass
 class Repository:
     """The models of a server, by name. ``versions``: makes another version of those that may have several;
@@ -289,8 +288,10 @@ class Repository:
     models: dict[str, Model]
     closing: bool = False
     versions: dict[str, Callable[[str], Model]] = field(default_factory=dict)
-    _beside: dict[str, Model] = field(default_factory=dict)
+    _coming: dict[str, str] = field(default_factory=dict)
     """Versions that are being loaded beside those that answer."""
+    _beside: dict[str, Model] = field(default_factory=dict)
+    """The same, once there is something that may have ranks."""
     _retiring: dict[asyncio.Task[None], Model] = field(default_factory=dict)
 
     def get(self, name: str, version: str | None = None) -> Model:
@@ -317,9 +318,16 @@ class Repository:
         return [*self.models.values(), *self._beside.values(), *self._retiring.values()]
 
     async def load_all(self, told: Callable[[Model], Awaitable[None]] | None = None) -> None:
-        """Loads one after another, so that each finds the memory that the others have left."""
-        for model in list(self.models.values()):
-            await model.load()
+        """Loads one after another, so that each finds the memory that the others have left. One that a client
+        unloads meanwhile is left as it is."""
+        for name in list(self.models):
+            model = self.models[name]  # now: a client may have had another version loaded
+            try:
+                await model.load()
+            except LaunchError:
+                if model.state is not State.UNLOADED:
+                    raise
+                continue
             if told is not None:
                 await told(model)
 
@@ -332,28 +340,27 @@ class Repository:
         if before.version == version:
             await before.load()
             return
-        if name in self._beside:
-            raise RefusalError(
-                HTTPStatus.CONFLICT,
-                f"version {self._beside[name].version} of {name!r} is being loaded: ask again when it is",
-                retry=RETRY_SECONDS,
-            )
+        self._refuse_two(name, "ask again")
         if (make := self.versions.get(name)) is None:
             raise RefusalError(
                 HTTPStatus.NOT_FOUND, f"this server knows of no other versions of the model {name!r}"
             )
-        found = self._beside[name] = make(version)
+        self._coming[name] = version
         try:
-            await found.load()
-            if before.state is State.READY:
-                check(found, before)
-            if self.closing:
-                raise RefusalError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is ending")
-        except BaseException:
-            await asyncio.shield(found.unload())
-            raise
+            found = await asyncio.to_thread(make, version)  # which may read the model
+            self._beside[name] = found
+            try:
+                await found.load()
+                if before.state is State.READY:
+                    check(found, before)
+                if self.closing:
+                    raise RefusalError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is ending")
+            except BaseException:
+                await found.unload()
+                raise
         finally:
-            del self._beside[name]
+            del self._coming[name]
+            self._beside.pop(name, None)
         self.models[name] = found
         retiring = asyncio.create_task(before.retire())
         self._retiring[retiring] = before
@@ -363,13 +370,16 @@ class Repository:
     async def unload(self, name: str) -> None:
         """Ends a model's ranks. Raises `RefusalError` while another version of it is being loaded."""
         found = self.get(name)
-        if name in self._beside:
+        self._refuse_two(name, "unload it")
+        await found.unload()
+
+    def _refuse_two(self, name: str, advice: str) -> None:
+        if (version := self._coming.get(name)) is not None:
             raise RefusalError(
                 HTTPStatus.CONFLICT,
-                f"version {self._beside[name].version} of {name!r} is being loaded: unload it when it is",
+                f"version {version} of {name!r} is being loaded: {advice} when it is",
                 retry=RETRY_SECONDS,
             )
-        await found.unload()
 
     async def watch(self) -> None:
         """Looks after all models, for ever."""
@@ -387,8 +397,3 @@ class Repository:
         await asyncio.gather(*retiring, return_exceptions=True)
         models = {id(model): model for model in (*self.all, *retiring.values())}
         await asyncio.gather(*(model.unload() for model in models.values()), return_exceptions=True)
-
-
-def name_of(path: Path) -> str:
-    """The name under which a model is served where nobody says another one."""
-    return path.resolve().stem or "model"

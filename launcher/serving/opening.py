@@ -26,7 +26,7 @@ from launcher.serving.batching import Batching
 from launcher.serving.embedding.finding import find_encoder
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
-from launcher.serving.models import Model, Repository, name_of
+from launcher.serving.models import Model, Repository
 from launcher.serving.options import SERVED, ModelOptions
 from launcher.serving.tensor_model import TensorModel
 from launcher.serving.text_model import TextModel
@@ -240,6 +240,11 @@ def offers(flags: Mapping[str, object], config: Path | None, name: str | None) -
         )
         for each, said, more in listed
     ]
+
+
+def name_of(path: Path) -> str:
+    """The name under which a model is served where nobody says another one."""
+    return path.resolve().stem or "model"
 
 
 def _is_name(name: object) -> TypeGuard[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from starlette.responses import Response
 from starlette.routing import Route
 
+from launcher.serving.access import Role
 from launcher.serving.context import Call, Context, Frame, json_response
 from launcher.serving.kserve.tensors import described
 from launcher.serving.models import Model, State
@@ -26,7 +27,7 @@ _POLICY = (
 def routes(context: Context) -> list[Route]:
     """The page and what it asks for."""
     frame = Frame(context, "page", lambda refusal: {"error": str(refusal)})
-    return [Route("/", frame(_page, free=True)), Route("/status", frame(_status))]
+    return [Route("/", frame(_page, Role.FREE)), Route("/status", frame(_status))]
 
 
 async def _page(call: Call) -> Response:

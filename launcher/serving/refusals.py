@@ -66,6 +66,11 @@ _ROWS = (
 )
 
 
+def is_loss(error: BaseException) -> bool:
+    """Whether an error means that a model's ranks are gone."""
+    return isinstance(error, RankFailedError | LaunchError)
+
+
 def refusal_of(error: BaseException) -> RefusalError:
     """What a client is told of an error."""
     if isinstance(error, RefusalError):

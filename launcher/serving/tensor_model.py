@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING
 from launcher.common.within import Within
 from launcher.serving.batching import Batch, Batching
 from launcher.serving.fair_queue import FairQueue
-from launcher.serving.models import Served, is_loss
-from launcher.serving.refusals import RETRY_SECONDS, RefusalError
+from launcher.serving.models import Served
+from launcher.serving.refusals import RETRY_SECONDS, RefusalError, is_loss
 from launcher.serving.seeing.traces import CURRENT, Trace
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ class TensorModel(Served["Group"]):
 
     def __post_init__(self) -> None:
         self._queue = FairQueue(self.limits.queue)
-        self._queued = self.metrics.queued.labels(self.name)
 
     def _start(self) -> Group:
         group = self.open_group()
@@ -92,13 +92,9 @@ class TensorModel(Served["Group"]):
         self._worker = None
         while (request := self._queue.take()) is not None:
             _fail(request, self._unloaded())
-        self._tell_waiting()
 
     def _unloaded(self) -> RefusalError:
         return RefusalError(HTTPStatus.SERVICE_UNAVAILABLE, f"the model {self.name!r} was unloaded")
-
-    def _tell_waiting(self) -> None:
-        self._queued.set(len(self._queue))
 
     @property
     def waiting(self) -> int:
@@ -127,7 +123,6 @@ class TensorModel(Served["Group"]):
         answer: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
         request = Request(feeds, time.monotonic() + allowed, answer)
         self._queue.put(request, client, priority)
-        self._tell_waiting()
         try:
             async with Within(allowed):
                 return await answer
@@ -138,7 +133,6 @@ class TensorModel(Served["Group"]):
         finally:
             # Its place is for others at once, and its tensors are freed.
             self._queue.remove(request, client, priority)
-            self._tell_waiting()
 
     async def _work(self) -> None:
         while True:
@@ -146,7 +140,6 @@ class TensorModel(Served["Group"]):
             batch = Batch([await self._queue.get()])
             async with self._told(batch):
                 await self._fill(batch)
-                self._tell_waiting()
                 batch.drop(lambda request: request.answer.done())
                 if not batch.requests:
                     continue
@@ -155,7 +148,7 @@ class TensorModel(Served["Group"]):
                 sent = group.submit_async(batch.feeds())
                 run = asyncio.create_task(self._finish(batch, sent, began))
                 self._runs.add(run)
-                run.add_done_callback(self._land)
+                run.add_done_callback(functools.partial(self._land, batch, sent))
 
     async def _until_room(self, most: int) -> None:
         """Until at most so many runs are on their way."""
@@ -163,9 +156,15 @@ class TensorModel(Served["Group"]):
             self._landed.clear()
             await self._landed.wait()
 
-    def _land(self, run: asyncio.Task[None]) -> None:
+    def _land(
+        self, batch: Batch[Request], sent: asyncio.Future[dict[str, Array]], run: asyncio.Task[None]
+    ) -> None:
         self._runs.discard(run)
         self._landed.set()
+        if run.cancelled():  # maybe before its first step, in which case it has told nobody
+            sent.cancel()
+            for request in batch.requests:
+                self._fail(request, self._unloaded())
 
     async def _fill(self, batch: Batch[Request]) -> None:
         """Adds requests that go together. One that ranks could not begin yet waits for more of them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -13,8 +14,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
 from launcher.generation.sample import Done, Token
-from launcher.serving.models import Served, State, is_loss
-from launcher.serving.refusals import RefusalError
+from launcher.serving.models import Served, State
+from launcher.serving.refusals import RefusalError, is_loss
 from launcher.serving.seeing.traces import CURRENT
 from launcher.serving.seeing.usage import USAGE
 
@@ -124,15 +125,13 @@ class TextModel(Served[Speaking]):
                 ready = await self.until_ready(end)
             try:
                 # A long prompt takes the tokenizer a while.
-                stream = await asyncio.to_thread(
-                    ready.engine.submit, prompt, options, special=special, client=client, priority=priority
-                )
+                submit = functools.partial(ready.engine.submit, prompt, options, special=special)
+                stream = await _submitted(functools.partial(submit, client=client, priority=priority))
             except Exception as error:
                 self._note(error, ready)
                 if not is_loss(error) or last == _TRIES - 1:
                     raise
             else:
-                self.metrics.queued.labels(self.name).set(self.waiting)
                 return stream, ready
         raise AssertionError
 
@@ -192,13 +191,27 @@ class TextModel(Served[Speaking]):
             self.numbers.last = time.time()
         finally:
             stream.cancel()
-            self.metrics.queued.labels(self.name).set(self.waiting)
             if trace is not None:
                 _note_pace(trace, stream)
 
     def _note(self, error: Exception, ready: Speaking) -> None:
         if is_loss(error) or ready.engine.closed:  # it gives no more texts, whatever went wrong
             self.look()
+
+
+async def _submitted(submit: Callable[[], Stream]) -> Stream:
+    """The stream that ``submit`` gives in a thread; one that comes when nobody waits for it any more ends."""
+    submitting = asyncio.ensure_future(asyncio.to_thread(submit))
+    try:
+        return await asyncio.shield(submitting)
+    except asyncio.CancelledError:
+        submitting.add_done_callback(_end_unwanted)
+        raise
+
+
+def _end_unwanted(submitting: asyncio.Future[Stream]) -> None:
+    if not submitting.cancelled() and submitting.exception() is None:
+        submitting.result().cancel()
 
 
 def _note_pace(trace: Trace, stream: Stream) -> None:

@@ -23,8 +23,9 @@ MOST_HERE = 1 << 20
 
 
 def awaited(requests: Requests, tensors: dict[str, Array]) -> Answer:
-    """The outputs to come of a request that waits for its turn from now on; until they have, the tensors must
-    stay as they are. A cancelled one gives its turn up, where that has not come. It raises as `predict` of
+    """The outputs to come of a request that waits for its turn from now on, or, where it is of more than
+    `MOST_HERE` bytes, from when a thread has it; until they have come, the tensors must stay as they are. A
+    cancelled one gives its turn up, where that has not come. It raises as `predict` of
     `launcher.group.group.Group` does; where there are no ranks, and none come, this does."""
     loop = asyncio.get_running_loop()
     answer: Answer = loop.create_future()
@@ -49,14 +50,19 @@ def awaited(requests: Requests, tensors: dict[str, Array]) -> Answer:
     asked.ring = ring
     timer = _Timer(loop, lambda: _look(requests))
     answer.add_done_callback(lambda answer: _over(answer, timer, requests, asked))
-    if asked.size <= MOST_HERE:
-        try:
+
+    def begin() -> None:
+        if not asked.abandoned:  # before a thread came to it
             requests.begin(asked)
-        except BaseException:
-            answer.cancel()
-            raise
-    else:
-        loop.run_in_executor(None, requests.begin, asked).add_done_callback(begun)
+
+    try:
+        if asked.size <= MOST_HERE:
+            begin()
+        else:
+            loop.run_in_executor(None, begin).add_done_callback(begun)
+    except BaseException:
+        answer.cancel()
+        raise
     return answer
 
 

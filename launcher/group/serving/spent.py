@@ -23,6 +23,25 @@ class Spent:
     choosing_seconds: float = 0.0
     answered: int = 0
     of_ranks: dict[int, Mapping[str, object]] = field(default_factory=dict)
+    _asked: set[int] = field(default_factory=set)
+    """Ranks that were asked of their work, and have not said it yet."""
+
+    def ask(self, ranks: int) -> bool:
+        """Whether the ranks are to be asked of their work now: not before all have answered the last time, or
+        what lies before a rank that computes, or stands still, would fill its connection."""
+        if self._asked:
+            return False
+        self._asked = set(range(ranks))
+        return True
+
+    def told(self, rank: int, work: Mapping[str, object]) -> None:
+        """A rank has said what it has done."""
+        self.of_ranks[rank] = work
+        self._asked.discard(rank)
+
+    def renew(self) -> None:
+        """There are other ranks now."""
+        self.answered, self.of_ranks, self._asked = 0, {}, set()
 
     def add(self, fields: Mapping[str, object]) -> None:
         """Counts rank 0's answer."""

@@ -17,13 +17,21 @@ class Turns:
     """Work that is done in the order in which it was given. Its thread starts with the first."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="shardrun answers")
+        self._pool = ThreadPoolExecutor(
+            1, thread_name_prefix="shardrun answers", initializer=self._begin_here
+        )
+        self._here = 0
+        """The thread that does the work."""
         self._room = threading.Semaphore(MOST_WAITING)
+
+    def _begin_here(self) -> None:
+        self._here = threading.get_ident()
 
     def submit(self, work: Callable[[], T], *, block: bool, bounded: bool = True) -> Future[T]:
         """A future of what the work returns or raises. ``block``: waits while too many wait, else
-        `QueueFullError` is raised; unless ``bounded``, any number may wait."""
-        if not bounded:
+        `QueueFullError` is raised; unless ``bounded``, any number may wait, and for what is called when a
+        future is done, for room comes only after that."""
+        if not bounded or (block and threading.get_ident() == self._here):
             return self._pool.submit(work)
         if not self._room.acquire(blocking=block):
             raise QueueFullError(f"{MOST_WAITING} requests wait already: try again later.")

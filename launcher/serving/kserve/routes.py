@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from launcher.errors import LaunchError, RankFailedError
 from launcher.serving.access import Role
-from launcher.serving.bodies import bad, field_of, object_of, said
+from launcher.serving.bodies import bad, field_of, said
 from launcher.serving.context import Call, Context, Frame, json_response
 from launcher.serving.kserve import texts
 from launcher.serving.kserve.tensors import (
@@ -55,12 +55,12 @@ def routes(context: Context) -> list[Route]:
     found = [
         *(Route(f"{base}/infer", infer, methods=["POST"]) for base in bases),  # first what is asked most
         Route("/v2", frame(_server)),
-        Route("/v2/health/live", frame(_live, free=True)),
-        Route("/v2/health/ready", frame(_ready, free=True)),
+        Route("/v2/health/live", frame(_live, Role.FREE)),
+        Route("/v2/health/ready", frame(_ready, Role.FREE)),
         Route("/v2/models/stats", frame(_all_statistics)),
         Route("/v2/repository/index", frame(_index), methods=["POST"]),
-        Route("/v2/repository/models/{model}/load", frame(_load, role=Role.LOADS), methods=["POST"]),
-        Route("/v2/repository/models/{model}/unload", frame(_unload, role=Role.LOADS), methods=["POST"]),
+        Route("/v2/repository/models/{model}/load", frame(_load, Role.LOADS), methods=["POST"]),
+        Route("/v2/repository/models/{model}/unload", frame(_unload, Role.LOADS), methods=["POST"]),
     ]
     for base in bases:
         found += [
@@ -172,7 +172,6 @@ async def _infer(call: Call) -> Response:
     call.grow(size_of(outputs))
     write = functools.partial(write_answer, model.name, model.version, question, outputs)
     body, json_bytes = await call.apart(to_write(question, outputs), write)
-    call.grow(len(body))
     if json_bytes is None:
         return Response(body, media_type="application/json")
     return Response(body, headers={HEADER: str(json_bytes)}, media_type="application/octet-stream")
@@ -244,8 +243,7 @@ def models_listed(context: Context, ready: bool | None) -> list[object]:
 
 
 async def _index(call: Call) -> Response:
-    data = await call.body()
-    asked = field_of(object_of(data), "ready", bool) if data.strip() else False
+    asked = field_of(await call.fields(), "ready", bool)
     return json_response(models_listed(call.context, asked))
 
 
@@ -266,8 +264,7 @@ async def load(model: Model, parameters: Collection[str]) -> None:
 
 
 async def _load(call: Call) -> Response:
-    data = await call.body()
-    parameters = field_of(object_of(data), "parameters", dict) if data.strip() else None
+    parameters = field_of(await call.fields(), "parameters", dict)
     await load(_model(call), parameters or {})
     return json_response({})
 

@@ -34,6 +34,7 @@ HEADER = "inference-header-content-length"
 """The header that says how much of a body is JSON; what follows are tensors' bytes."""
 _MOST_AXES, _MOST_VALUES = 32, 1 << 48
 _PIECE = 1 << 14
+_MOST_DIGITS = 20
 
 
 @functools.lru_cache(64)  # numpy puts a name together each time
@@ -75,11 +76,9 @@ class Question:
 
 def read_question(data: bytes, header: str | None, specs: Sequence[TensorSpec]) -> Question:
     """The request in a body; ``header``: the value of `HEADER`. Raises `RefusalError`."""
-    length = len(data)
-    if header is not None:
-        if not header.isdecimal() or int(header) > len(data):
-            raise bad(f"{HEADER}: expected the bytes of JSON, at most {len(data)}, found {said(header)}")
-        length = int(header)
+    length = _json_length(header, len(data))
+    if length is None:
+        raise bad(f"{HEADER}: expected the bytes of JSON, at most {len(data)}, found {said(header)}")
     body, rest = object_of(data[:length]), memoryview(data)[length:]
     known = {spec.name: spec for spec in specs}
 
@@ -92,6 +91,15 @@ def read_question(data: bytes, header: str | None, specs: Sequence[TensorSpec]) 
     if len(rest):
         raise bad(f"the body has {len(rest)} bytes more than its tensors take")
     return question
+
+
+def _json_length(header: str | None, size: int) -> int | None:
+    """How many of the bytes of a body are JSON; None for a header that says no number of them."""
+    if header is None:
+        return size
+    if not header.isdecimal() or len(header) > _MOST_DIGITS:
+        return None
+    return found if (found := int(header)) <= size else None
 
 
 Read = Callable[[Mapping[str, object], str], "Array"]
@@ -195,11 +203,11 @@ def _from_json(
 
 
 def _converted(values: list[object], dtype: DType) -> Array:
-    if dtype.kind in "iu":
-        bounds = np.iinfo(dtype)
+    if dtype.kind in "iub":
+        least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
         whole = cast("list[int]", values)
-        if min(whole) < bounds.min or max(whole) > bounds.max:
-            raise ValueError(f"a value is outside {bounds.min} to {bounds.max}")
+        if min(whole) < least or max(whole) > most:
+            raise ValueError(f"a value is outside {least} to {most}")
     with np.errstate(over="ignore"):
         found = np.array(values, np.float64 if dtype.kind in "fV" else dtype).astype(dtype, copy=False)
     if dtype.kind in "fV" and not np.isfinite(found).all():
@@ -341,9 +349,8 @@ def size_of(tensors: Mapping[str, Array]) -> int:
 
 def to_read(data: bytes, header: str | None, specs: Sequence[TensorSpec]) -> int:
     """Bytes of a body that are looked at one by one, JSON and texts; others are taken as they lie."""
-    if header is None or not header.isdecimal() or any(spec.dtype == OBJECT for spec in specs):
-        return len(data)
-    return min(int(header), len(data))
+    found = _json_length(header, len(data))
+    return len(data) if found is None or any(spec.dtype == OBJECT for spec in specs) else found
 
 
 def to_write(question: Question, outputs: Mapping[str, Array]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -68,7 +68,7 @@ def _is_new(group: Group, before: object) -> bool:
 
 
 class RankCollector(Collector):
-    """What the models' ranks have said."""
+    """What waits for models now, and what their ranks have said."""
 
     def __init__(self, models: Callable[[], Iterable[Model]]) -> None:
         self._models = models
@@ -95,10 +95,20 @@ class RankCollector(Collector):
             "shardrun_model_weight_updates", "Updates of weights since the model was loaded",
             labels=["model", "version"],
         )  # fmt: skip
+        waiting = GaugeMetricFamily(
+            "shardrun_queue_length", "Requests that wait for a model", labels=["model"]
+        )
+        # A version may be there twice: one that ends slowly, and one that was loaded anew, which comes first.
+        models: dict[tuple[str, str], Model] = {}
+        lengths: Counter[str] = Counter()
         for model in self._models():
-            own = [model.name, model.version]
-            ready.add_metric(own, float(model.state is State.READY))
-            renewed.add_metric(own, sum(group.weights_version for group in model.groups))
+            models.setdefault((model.name, model.version), model)
+            lengths[model.name] += model.waiting
+        for name, length in lengths.items():
+            waiting.add_metric([name], length)
+        for own, model in models.items():
+            ready.add_metric([*own], float(model.state is State.READY))
+            renewed.add_metric([*own], sum(group.weights_version for group in model.groups))
             first = 0
             for group in model.groups:  # a language model may have several: their ranks are numbered on
                 stats, said = group.stats, group.said
@@ -112,4 +122,4 @@ class RankCollector(Collector):
                     state.add_metric(label, work["state_bytes"])
                     memory.add_metric(label, work["memory_bytes"])
                 first += len(stats)
-        yield from (spent, state, memory, weights, ready, renewed)
+        yield from (waiting, spent, state, memory, weights, ready, renewed)

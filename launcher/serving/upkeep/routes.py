@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.serving.access import Role
-from launcher.serving.bodies import bad, needed, object_of
+from launcher.serving.bodies import bad, needed
 from launcher.serving.context import Call, Context, Frame, json_response
 from launcher.serving.kserve.tensors import described
 from launcher.serving.refusals import RefusalError
@@ -36,9 +36,9 @@ def routes(context: Context, updates: Updates) -> list[Route]:
         return await _replace(call, updates)
 
     return [
-        Route(f"{_BASE}/weights", frame(_weights, role=Role.LOADS)),
-        Route(f"{_BASE}/weights", frame(replace, role=Role.CHANGES), methods=["POST"]),
-        Route(f"{_BASE}/versions/{{version}}/load", frame(_load, role=Role.CHANGES), methods=["POST"]),
+        Route(f"{_BASE}/weights", frame(_weights, Role.LOADS)),
+        Route(f"{_BASE}/weights", frame(replace, Role.CHANGES), methods=["POST"]),
+        Route(f"{_BASE}/versions/{{version}}/load", frame(_load, Role.CHANGES), methods=["POST"]),
     ]
 
 
@@ -70,7 +70,7 @@ async def _replace(call: Call, updates: Updates) -> Response:
     data = await call.body()
     source: bytes | str = data
     if not holds_weights(data):
-        asked = object_of(data)
+        asked = await call.object_in(data)
         if others := sorted(asked.keys() - {"file"}):
             raise bad(f"{others[0]!r}: expected the key `file` alone")
         source = needed(asked, "file", str)

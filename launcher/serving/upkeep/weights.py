@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+import os
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _BODY = Path("the body")
 _NPZ, _SUFFIXES = b"PK\x03\x04", (".npz", ".safetensors")
-_MOST_NAME = 255
+_MOST_NAME, _MOST_HEAD = 255, 16 << 20
 
 
 def holds_weights(data: bytes) -> bool:
@@ -51,7 +52,7 @@ def of_file(folder: Path | None, name: str, known: Sequence[TensorSpec]) -> Arra
     if folder is None:
         raise bad("file: this server was told no folder of weights (weights_from): send them in the body")
     path = folder / name
-    plain = 0 < len(name) <= _MOST_NAME and name.isprintable() and Path(name).name == name
+    plain = name.isprintable() and 0 < len(name.encode()) <= _MOST_NAME and Path(name).name == name
     if not plain or not name.endswith(_SUFFIXES):
         raise bad(
             f"file: expected the name of a file, such as new.safetensors or new.npz, found {name[:80]!r}"
@@ -59,14 +60,21 @@ def of_file(folder: Path | None, name: str, known: Sequence[TensorSpec]) -> Arra
     if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
         raise RefusalError(HTTPStatus.NOT_FOUND, f"file: there is no {name[:80]!r} in the folder of weights")
     try:
-        if name.endswith(".npz"):
-            with path.open("rb") as file:
+        with path.open("rb") as file:
+            if name.endswith(".npz"):
                 return _of_archive(file, known)
-        from sharding.importers.mapped import mapped
-
-        return _of_safetensors(mapped(path, "a .safetensors file"), Path(name))
+            # Read and not mapped: this process would be killed where somebody shortens the file meanwhile.
+            size, most = os.fstat(file.fileno()).st_size, _MOST_HEAD + sum(map(_most_bytes, known))
+            if size > most:
+                raise bad(f"file: expected at most the {most} bytes that all weights take, found {size}")
+            return _of_safetensors(memoryview(file.read(size)), Path(name))
     except OSError as error:
         raise bad(f"file: {name[:80]!r} cannot be read: {error.strerror or error}") from None
+
+
+def _most_bytes(spec: TensorSpec) -> int:
+    """Bytes of a weight as it may come: as float32, where its own type is narrower."""
+    return math.prod(axis for axis in spec.shape if isinstance(axis, int)) * max(4, spec.dtype.itemsize)
 
 
 def _of_safetensors(data: memoryview, path: Path) -> Arrays:

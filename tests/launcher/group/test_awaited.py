@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +19,20 @@ from launcher import start
 from launcher.errors import LaunchError, RankFailedError
 from launcher.group import halted
 from launcher.group.serving.awaited import MOST_HERE
+from ranks.talk import wire
 from tests.launcher.group.test_serving import SECONDS, feeds
 
 
 def ran(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(work, SECONDS))
+
+
+def until(condition: Callable[[], bool], work: Callable[[], object] = lambda: None) -> None:
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end
+        work()
+        time.sleep(0.01)
 
 
 def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
@@ -90,3 +102,52 @@ def test_the_end_of_a_group_is_told(two_slices: Path, rows: int) -> None:
         group.close()
     with pytest.raises(LaunchError, match="closed"):
         ran(group.predict_async(feeds(0)))
+
+
+def test_who_gives_up_before_a_thread_has_the_inputs_is_not_computed(two_slices: Path) -> None:
+    with start(two_slices, launcher="local", threads=1) as group:
+        large, go_on = feeds(2, 200_000), threading.Event()
+
+        async def work() -> None:
+            loop = asyncio.get_running_loop()
+            loop.set_default_executor(ThreadPoolExecutor(1))
+            loop.run_in_executor(None, go_on.wait, SECONDS)
+            answer = group.submit_async(large)
+            answer.cancel()
+            await asyncio.sleep(0)
+            go_on.set()
+            await asyncio.to_thread(lambda: None)
+            assert not group._requests._flight and not group._requests._waiting
+
+        ran(work())
+        assert group.spent.answered == 0
+
+
+def test_ranks_are_not_asked_of_their_work_again_before_they_have_said_it(two_slices: Path) -> None:
+    """Or whoever asks often would fill the connection of a rank that computes, or stands still."""
+    with start(two_slices, launcher="local", threads=1) as group:
+        peers, sent = group._job._peers, list[tuple[int, Any]]()
+        for peer in peers.values():
+            send = peer.stream.send
+
+            def counted(message: Any, *more: Any, peer: Any = peer, send: Any = send) -> None:
+                if message.kind is wire.Kind.STATS:
+                    sent.append((peer.rank, message))
+                send(message, *more)
+
+            peer.stream.send = counted
+        until(lambda: len(group.said) == 2, group.work)
+        until(lambda: not group._requests.spent._asked)
+        os.kill(group.stats[1].pid, signal.SIGSTOP)
+        try:
+            before = len(sent)
+            for _ in range(20):
+                group.work()
+            assert [rank for rank, _ in sent[before:]] == [0, 1]
+            with group._requests._sending:  # as while somebody sends for long
+                group.work()
+        finally:
+            os.kill(group.stats[1].pid, signal.SIGCONT)
+        until(lambda: not group._requests.spent._asked)
+        said = group.said
+        until(lambda: all(group.said[rank] != said[rank] for rank in said), group.work)

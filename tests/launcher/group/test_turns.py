@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ import pytest
 
 from launcher.errors import LaunchError, ShardrunError
 from launcher.group.led import LedModel, lead_models
+from launcher.group.requests import MOST_WAITING
+from launcher.group.serving.turns import Turns
 from ranks.collectives.single import SingleCommunicator
 from ranks.errors import QueueFullError
 from ranks.run import executor
@@ -28,6 +33,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def feeds(seed: int) -> dict[str, Any]:
     return {"x": np.random.default_rng(seed).standard_normal((seed + 1, ROWS)).astype(np.float32)}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def led(path: Path, work: Any) -> Any:
@@ -101,3 +113,26 @@ def test_what_waits_at_the_end_is_cancelled(path: Path) -> None:
     assert first.done()
     with pytest.raises(LaunchError, match="have ended"):
         model.submit(feeds(0))
+
+
+def test_what_is_called_when_a_future_is_done_may_ask_more_where_as_many_wait_as_may() -> None:
+    """It runs in the thread that would make room, and waits for none."""
+    mine, more, go_on = Turns(), list[Future[int]](), threading.Event()
+
+    def called(done: Future[int]) -> None:
+        while mine._room.acquire(blocking=False):  # others are faster
+            pass
+        with pytest.raises(QueueFullError):
+            mine.submit(lambda: 0, block=False)
+        more.append(mine.submit(lambda: done.result() + 2, block=True))
+
+    asked = mine.submit(lambda: int(go_on.wait(SECONDS)), block=True)
+    asked.add_done_callback(called)
+    go_on.set()
+    try:
+        until(lambda: bool(more))
+        assert more[0].result(SECONDS) == 3
+    finally:
+        for _ in range(MOST_WAITING):
+            mine._room.release()
+        mine.close()

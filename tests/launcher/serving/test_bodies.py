@@ -14,10 +14,12 @@ import httpx
 import numpy as np
 import pytest
 
-from launcher.serving.access import ACCESS
+from launcher.serving import bodies, context
+from launcher.serving.access import ACCESS, Tokens
 from launcher.serving.bodies import LARGE
 from launcher.serving.kserve import routes
 from launcher.serving.kserve.tensors import read_question
+from launcher.serving.refusals import RefusalError
 from tests.launcher.serving.playing import URL, Played, ask, played, until
 
 LIVE = "/v2/health/live"
@@ -79,6 +81,31 @@ def test_long_lists_of_json_are_read_exactly(kind: str, nested: bool) -> None:
     item = {"name": "a", "shape": shape, "datatype": kind, "data": data}
     found = read_question(json.dumps({"inputs": [item]}).encode(), None, []).feeds["a"]
     assert found.shape == tuple(shape) and found.ravel().tolist() == values
+
+
+@pytest.mark.parametrize("data", [[5], [-1], [2**63], [0, 1, 2], [True, 3]])
+def test_truth_is_nothing_but_true_and_false(data: list[Any]) -> None:
+    item = {"name": "a", "shape": [len(data)], "datatype": "BOOL", "data": data}
+    with pytest.raises(RefusalError, match="a value is outside 0 to 1"):
+        read_question(json.dumps({"inputs": [item]}).encode(), None, [])
+
+
+@pytest.mark.parametrize("path", ["index", "models/played/load", "models/played/weights"])
+def test_large_bodies_of_any_route_are_read_in_a_thread(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def spied(data: bytes) -> Any:
+        threads.append(threading.current_thread().name)
+        return bodies.object_of(data)
+
+    monkeypatch.setattr(context, "object_of", spied)
+    admin = Tokens((b"a-token-of-an-admin",), (b"a-token-of-an-admin",))
+    with played(Played, tokens=admin) as (_, client, _):
+        headers = {"Authorization": "Bearer a-token-of-an-admin"}
+        answer = client.post(f"/v2/repository/{path}", json={"more": "x" * (1 << 19)}, headers=headers)
+        assert answer.status_code in {200, 400}
+    (name,) = threads
+    assert name.startswith("shardrun bodies")
 
 
 class Long(Played):

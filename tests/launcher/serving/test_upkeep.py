@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import struct
+import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -26,6 +28,8 @@ from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.opening import offers, repository_of, variable_names, weight_folders
 from launcher.serving.refusals import RefusalError
+from launcher.serving.upkeep.weights import of_file
+from ranks.common.tensors import TensorSpec
 from tests.launcher.generation import tiny
 from tests.launcher.group.test_new_weights import ROWS, WIDE, X, save, some
 from tests.launcher.serving.playing import ranks_here, until
@@ -399,3 +403,42 @@ def test_another_version_of_a_language_model(tmp_path: Path) -> None:
         assert "".join(piece["choices"][0]["text"] for piece in pieces) == text("1")
         assert client.post("/v1/completions", json=asked).json()["choices"][0]["text"] == text("2")
         until(lambda: before.state == "closed")
+
+
+SHORTENED = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from launcher.group.serving.renewal import checked
+from launcher.serving.upkeep.weights import of_file
+from ranks.common.tensors import TensorSpec
+from sharding.importers.checkpoints import safetensors
+folder = Path(sys.argv[1])
+known = [TensorSpec("w", np.dtype(np.float32), (1 << 16,))]
+parse = safetensors.parse
+
+def shortened(data, path):
+    found = parse(data, path)
+    os.truncate(folder / "w.safetensors", 0)
+    return found
+
+safetensors.parse = shortened
+found = of_file(folder, "w.safetensors", known)
+print(float(checked(found, known)["w"].sum()))
+"""
+
+
+def test_a_file_that_is_shortened_while_it_is_read_does_not_kill_the_server(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(safetensors({"w": np.ones(1 << 16, np.float32)}))
+    ended = subprocess.run(
+        [sys.executable, "-c", SHORTENED, str(tmp_path)],
+        check=False, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (0, "65536.0\n"), ended.stderr
+
+
+def test_files_of_more_than_all_weights_are_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "w.safetensors").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(RefusalError, match="at most the 16777280 bytes"):
+        of_file(tmp_path, "w.safetensors", [TensorSpec("w", np.dtype(np.float32), (16,))])
