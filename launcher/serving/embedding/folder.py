@@ -121,7 +121,7 @@ def _pooling(folder: Path) -> tuple[Sequence[str], bool]:
     modes = [named] if isinstance(named, str) else named
     if modes is None:
         modes = [mode for key, mode in _FLAGS.items() if said.get(key) is True]
-    if not isinstance(modes, list) or any(mode not in POOLINGS for mode in modes):
+    if not isinstance(modes, list) or not all(isinstance(mode, str) and mode in POOLINGS for mode in modes):
         raise ConfigError(
             f"{file}: pooling_mode: expected some of {', '.join(POOLINGS)}, found {quote(named)}"
         )
@@ -137,7 +137,7 @@ def _prompt(path: Path) -> str:
     name, prompts = said.get("default_prompt_name"), said.get("prompts") or {}
     if name is None:
         return ""
-    found = prompts.get(name) if isinstance(prompts, Mapping) else None
+    found = prompts.get(name) if isinstance(prompts, Mapping) and isinstance(name, str) else None
     if not isinstance(found, str):
         raise ConfigError(f"{file}: default_prompt_name: expected one of the prompts, found {quote(name)}")
     return found

@@ -338,10 +338,16 @@ def test_a_prompt_that_texts_begin_with(tmp_path: Path) -> None:
             "activation_function: expected one of Identity, Tanh",
         ),
         ({"1_Pooling__config": {"pooling_mode": "median"}}, "pooling_mode: expected some of cls, max"),
+        ({"1_Pooling__config": {"pooling_mode": [["mean"]]}}, "pooling_mode: expected some of cls, max"),
         ({"1_Pooling__config": {"pooling_mode_cls_token": False}}, "expected a pooling"),
+        ({"modules": [{"type": "x.Pooling", "path": "a" * 999}]}, "cannot be read: File name too long"),
         ({"sentence_bert_config": {"max_seq_length": 0}}, "max_seq_length: expected a whole number above 0"),
         (
             {"config_sentence_transformers": {"default_prompt_name": "x"}},
+            "default_prompt_name: expected one of",
+        ),
+        (
+            {"config_sentence_transformers": {"default_prompt_name": ["x"], "prompts": {"x": ""}}},
             "default_prompt_name: expected one of",
         ),
     ],
