@@ -34,9 +34,10 @@ from launcher.serving.context import Context
 from launcher.serving.grpc.schema import HEALTH, SERVICE
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
-from launcher.serving.models import Repository
+from launcher.serving.models import Repository, State
 from launcher.serving.server import Listening
 from launcher.serving.tensor_model import TensorModel
+from ranks.common.tensors import TensorSpec
 from tests.launcher.serving.playing import Gate, Played, until
 from tests.launcher.serving.running import Running, running
 from tests.launcher.serving.test_tls import sign
@@ -467,6 +468,76 @@ def test_bodies_under_way_are_bounded() -> None:
         gate.open.set()
         until(lambda: len(answers.came) == 2)
         assert client.infer("played", numbers(*[3] * 1000)).as_numpy("y").shape == (1000,)
+
+
+class OfInts(Played):
+    """Ranks that take whole numbers, and give what they get."""
+
+    def __init__(self, gate: threading.Event, began: threading.Event) -> None:
+        spec = TensorSpec("x", np.dtype(np.int64), ("n",))
+        super().__init__(inputs=[spec], outputs=[spec])
+        self.gate, self.began = gate, began
+
+    def predict(self, feeds: Any) -> Any:
+        self.began.set()
+        assert self.gate.wait(30)
+        return dict(feeds)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_values_are_counted_as_the_tensors_that_they_become(streamed: bool) -> None:
+    """A number of one byte in a message takes eight in memory, and in an answer of raw bytes."""
+    count = 100_000
+    sent = service_pb2.ModelInferRequest(model_name="played")
+    sent.inputs.add(name="x", datatype="INT64", shape=[count]).contents.int64_contents.extend([1] * count)
+    gate, began = threading.Event(), threading.Event()
+    with served(lambda: OfInts(gate, began), held=4 * count) as (found, _, _):  # noqa: SIM117
+        with grpc.insecure_channel(found.grpc) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            if streamed:
+                answers = stub.ModelStreamInfer(iter([sent]), timeout=60)
+            else:
+                answer = stub.ModelInfer.future(sent, timeout=60)
+            assert began.wait(30)
+            assert found.context.held >= 8 * count
+            with pytest.raises(grpc.RpcError) as told:
+                stub.ModelInfer(sent, timeout=60)
+            assert told.value.code() is grpc.StatusCode.UNAVAILABLE
+            gate.set()
+            whole = next(answers).infer_response if streamed else answer.result()
+            assert list(whole.outputs[0].contents.int64_contents) == [1] * count
+            until(lambda: found.context.held == 0)
+
+
+def test_who_may_load_and_unload() -> None:
+    """Where tokens have roles, an admin; what the server tells of its models, everybody with a token."""
+    admin, user = ({"authorization": f"Bearer token-of-the-{name}"} for name in ("admin", "user"))
+    known = (b"token-of-the-admin", b"token-of-the-user")
+    with served(Played, tokens=Tokens(known, known[:1])) as (found, client, model):
+        for change in (client.unload_model, client.load_model):
+            with refused("PERMISSION_DENIED", "the token of an admin"):
+                change("played", headers=user)
+            with refused("UNAUTHENTICATED", "a token is needed"):
+                change("played")
+        with grpc.insecure_channel(found.grpc) as channel:
+            # KServe's clients name the model in the other field.
+            unload = channel.unary_unary(f"/{SERVICE}/RepositoryModelUnload")
+            with pytest.raises(grpc.RpcError) as told:
+                unload(b"\x0a\x06played", metadata=tuple(user.items()), timeout=30)
+        assert told.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert model.state is State.READY
+        assert client.infer("played", numbers(2), headers=user).as_numpy("y").tolist() == [4]
+        [listed] = client.get_model_repository_index(headers=user).models
+        assert listed.state == "READY"
+        client.unload_model("played", headers=admin)
+        with refused("UNAVAILABLE"):
+            client.infer("played", numbers(2), headers=user)
+        client.load_model("played", headers=admin)
+        assert client.is_model_ready("played", headers=user)
+    with served(Played, tokens=Tokens(known)) as (_, client, model):  # without roles
+        client.unload_model("played", headers=user)
+        assert model.state is State.UNLOADED
+        client.load_model("played", headers=user)
 
 
 def test_many_clients_of_asyncio() -> None:
