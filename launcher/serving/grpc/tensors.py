@@ -25,13 +25,13 @@ from ranks.common.tensors import OBJECT
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import MessageMap
 
+    from launcher.serving.context import Call
     from launcher.serving.grpc.messages import (
         InferParameter,
         InferTensorContents,
         ModelInferRequest,
         ModelInferResponse,
     )
-    from launcher.serving.context import Call
     from launcher.serving.models import Model
     from sharding.common.arrays import Array, DType
 
