@@ -19,6 +19,7 @@ import numpy as np
 from launcher.generation.sample import Done, Event, Token
 from launcher.serving.bodies import bad, object_of
 from launcher.serving.openai.asked import asked_of
+from launcher.serving.openai.fields import MODEL, USER
 from launcher.serving.refusals import RefusalError
 from launcher.serving.text_model import finished
 from ranks.common.tensors import OBJECT, TensorSpec, order_feeds
@@ -37,8 +38,12 @@ _OPTIONAL = (
     TensorSpec(STREAM, _FLAG, (1,)), TensorSpec(SAMPLING, OBJECT, (1,)), TensorSpec(WITHOUT, _FLAG, (1,)),
 )  # fmt: skip
 _OUTPUTS = (TensorSpec(TEXT, OBJECT, (None,)),)
-_ELSEWHERE = {"prompt", "stream", "stream_options", "logprobs", "best_of", "echo", "suffix"}
-"""Fields of completions that an input says here, or that no output would answer."""
+_ELSEWHERE = {
+    MODEL, "prompt", "stream", "stream_options", "logprobs", "best_of", "echo", "suffix", "priority"
+}  # fmt: skip
+"""Fields of completions that something else says here, or that no output would answer."""
+_TEXTS = {"stop", USER}
+"""Those whose texts stay what they are."""
 
 
 def specs_of(model: TextModel) -> tuple[list[TensorSpec], list[TensorSpec]]:
@@ -67,7 +72,7 @@ def asked(model: TextModel, feeds: Mapping[str, Array]) -> TextQuestion:
         raise bad(
             f"{SAMPLING}.{wrong[0]}: this is not for models of tensors; leave it out, or ask under /v1/"
         )
-    found = {name: _number(value) if name != "stop" else value for name, value in sampling.items()}
+    found = {name: value if name in _TEXTS else _number(value) for name, value in sampling.items()}
     options = asked_of(found, model.limits, model.ready.model.manner, chat=False).options
     without = bool(values[WITHOUT][0]) if WITHOUT in values else stream
     if stream and not without:

@@ -420,7 +420,7 @@ def test_texts(client: Any, server: Running, model: LanguageModel) -> None:
     without = prompt("hello world", sampling_parameters=SAMPLING, exclude_input_in_output=True)
     assert texts_of(client.infer("tiny", without).as_numpy("text_output")) == [expected]
     assert next(one.name for one in client.get_model_metadata("tiny").inputs) == "text_input"
-    two = prompt("hello world", sampling_parameters='{"n": 2, "seed": 3, "max_tokens": 5}')
+    two = prompt("hello world", sampling_parameters='{"n": 2, "seed": 3, "max_tokens": 5, "user": "42"}')
     assert client.infer("tiny", two).as_numpy("text_output").shape == (2,)
     sampling = {"name": "sampling_parameters", "shape": [1], "datatype": "BYTES", "data": [SAMPLING]}
     text = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["hello world"]}
@@ -473,6 +473,8 @@ def test_a_text_ends_with_its_client(server: Running) -> None:
         ({"sampling_parameters": "[]"}, "expected a JSON object"),
         ({"sampling_parameters": '{"max_tokens": 1000}'}, "max_tokens: expected 1 to 64"),
         ({"sampling_parameters": '{"logprobs": 3}'}, "not for models of tensors"),
+        ({"sampling_parameters": '{"priority": 3}'}, "priority: this is not for models of tensors"),
+        ({"sampling_parameters": '{"model": "rows"}'}, "model: this is not for models of tensors"),
         (
             {"sampling_parameters": json.dumps({"temperature": "[" * 100_000})},
             "temperature: expected a number",
