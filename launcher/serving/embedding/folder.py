@@ -76,7 +76,7 @@ def read_encoder_folder(path: Path) -> EncoderFolder:
     pad = config.get("pad_token_id")
     modes, whole = _pooling(pooling)
     prompt = _prompt(path)
-    unknown = next((kind for kind in kinds if kind not in {*_BEFORE, *AFTER}), "")
+    unknown = next((kind for kind in kinds if kind not in {*_BEFORE, *AFTER}), "") or _early(kinds)
     return EncoderFolder(
         path,
         path / TOKENIZER,
@@ -89,6 +89,13 @@ def read_encoder_folder(path: Path) -> EncoderFolder:
         told=bool(modules) or pooling.is_dir(),
         unknown=unknown or ("" if whole or not prompt else "Pooling without the prompt"),
     )
+
+
+def _early(kinds: Sequence[str]) -> str:
+    """A module that changes tokens' vectors before they are pooled, such as a layer; "" where there is
+    none."""
+    before = kinds[: kinds.index("Pooling")] if "Pooling" in kinds else ()
+    return next((f"{kind} before Pooling" for kind in before if kind in AFTER), "")
 
 
 def _modules(path: Path) -> list[tuple[str, Path]]:

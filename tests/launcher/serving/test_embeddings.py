@@ -329,7 +329,18 @@ def test_a_prompt_that_texts_begin_with(tmp_path: Path) -> None:
         ),
         ({"modules": [3]}, "expected a mapping"),
         ({"modules": [{"type": "x.models.WKPooling", "path": ""}]}, "a module 'WKPooling'"),
+        (
+            {"modules": [{"type": "x.Normalize", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}]},
+            "a module 'Normalize before Pooling'",
+        ),
         ({"modules": [{"type": "x.models.Dense", "path": "2_Dense"}]}, "2_Dense does not exist"),
+        (
+            {
+                "modules": [{"type": "x.models.Dense", "path": "2_Dense"}],
+                "2_Dense__config": {"module_input_name": "token_embeddings"},
+            },
+            "module_input_name: expected 'sentence_embedding'",
+        ),
         (
             {
                 "modules": [{"type": "x.models.Dense", "path": "2_Dense"}],
