@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import httpx
@@ -31,6 +31,7 @@ from launcher.serving import server as module
 from launcher.serving import tensor_model
 from launcher.serving.access import ACCESS, Tokens
 from launcher.serving.context import Context
+from launcher.serving.grpc.calls import Conversation, UntakenError
 from launcher.serving.grpc.schema import HEALTH, SERVICE
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
@@ -445,6 +446,26 @@ def test_slow_silent_and_busy_clients_are_dropped(monkeypatch: pytest.MonkeyPatc
                 flood.sendall(frame(6, 0, 0, b"12345678"))
         assert b"too_many_pings" in until_closed(flood)
         client.infer("played", numbers(3))
+
+
+def test_nothing_is_written_after_an_answer_that_is_not_taken() -> None:
+    class Untaking:
+        written = 0
+
+        async def write(self, data: bytes) -> None:
+            self.written += 1
+            await asyncio.sleep(60)
+
+    async def ask() -> int:
+        conversation = Conversation(cast(Any, None), cast(Any, rpc := Untaking()), 0.01)
+        for _ in range(2):
+            with pytest.raises(UntakenError, match="not taken within"):
+                await conversation.tell(service_pb2.ServerLiveResponse(live=True))
+        assert conversation.untaken is not None
+        conversation.untaken[0].cancel()
+        return rpc.written
+
+    assert asyncio.run(ask()) == 1
 
 
 def test_more_connections_than_there_may_be() -> None:
