@@ -109,9 +109,7 @@ async def answered(
     try:
         dones = await asyncio.wait_for(finished(model, stream, ready), seconds)
     except asyncio.TimeoutError:
-        raise RefusalError(
-            HTTPStatus.GATEWAY_TIMEOUT, f"the model {model.name!r} did not answer within {seconds:g} s"
-        ) from None
+        raise too_late(model, seconds) from None
     finally:
         stream.cancel()
     return text_outputs([question.before + (done.completion.text or "") for done in dones])
@@ -122,9 +120,28 @@ def text_outputs(texts: list[str]) -> Mapping[str, Array]:
     return {TEXT: np.array(texts, OBJECT)}
 
 
-async def pieces(model: TextModel, stream: Stream, ready: Speaking) -> AsyncIterator[tuple[str, Event]]:
-    """What is new of a text as it comes, and last what was held back with its end."""
-    async with contextlib.aclosing(model.events(stream, ready)) as events:
-        async for event in events:
-            if isinstance(event, Done) or (isinstance(event, Token) and event.text):
-                yield event.text, event
+def too_late(model: TextModel, seconds: float | None) -> RefusalError:
+    """A text has not come to its end in time."""
+    return RefusalError(
+        HTTPStatus.GATEWAY_TIMEOUT, f"the model {model.name!r} did not answer within {seconds or 0:g} s"
+    )
+
+
+async def pieces(
+    model: TextModel, stream: Stream, ready: Speaking, seconds: float | None = None
+) -> AsyncIterator[tuple[str, Event]]:
+    """What is new of a text as it comes, and last what was held back with its end. ``seconds``: how long all
+    of it may take. Raises `RefusalError`."""
+    timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, stream.cancel)
+    whole = False
+    try:
+        async with contextlib.aclosing(model.events(stream, ready)) as events:
+            async for event in events:
+                if isinstance(event, Done) or (isinstance(event, Token) and event.text):
+                    yield event.text, event
+                whole = whole or isinstance(event, Done)
+        if not whole:
+            raise too_late(model, seconds)
+    finally:
+        if timer is not None:
+            timer.cancel()

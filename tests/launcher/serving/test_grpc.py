@@ -452,6 +452,22 @@ def test_texts_come_piece_by_piece(stream: tuple[Any, Stream], model: LanguageMo
     assert others or answers.next()[0].get_response().id == "b"
 
 
+def test_a_text_ends_with_its_time(stream: tuple[Any, Stream], server: Running) -> None:
+    own, answers = stream
+    sampling = json.dumps({"max_tokens": 64, "ignore_eos": True})
+    sent = prompt("hello", stream=True, sampling_parameters=sampling)
+    numbers = server.context.repository.models["tiny"].numbers
+    before = numbers.succeeded
+    own.async_stream_infer("tiny", sent, request_id="late", timeout=1)
+    while (answer := answers.next())[1] is None:
+        assert not answer[0].get_response().parameters["triton_final_response"].bool_param
+    assert "the model 'tiny' did not answer within 1e-06 s" in answer[1].message()
+    own.async_stream_infer("tiny", sent, request_id="early", timeout=60_000_000)
+    while not (answer := answers.next()[0].get_response()).parameters["triton_final_response"].bool_param:
+        assert answer.id == "early"
+    until(lambda: numbers.succeeded == before + 1)
+
+
 def test_a_text_ends_with_its_client(server: Running) -> None:
     open_before = server.context.metrics.open._value.get()
     sampling = json.dumps({"max_tokens": 64, "ignore_eos": True})
