@@ -18,12 +18,14 @@ import pytest
 import launcher
 from launcher.errors import ConfigError
 from launcher.job.job import Job
+from launcher.serving.context import Call
 from launcher.serving.embedding.finding import find_encoder
 from launcher.serving.embedding.pooling import POOLINGS, pooled
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.tensor_model import TensorModel
 from tests.launcher.serving.encoders_made import LONGEST, WIDTH, Plain, save_encoder, save_folder
+from tests.launcher.serving.playing import until
 from tests.launcher.serving.running import Running, running
 
 TEXTS = ["hello", "the quick brown fox", "cats sleep all day", "a dog", "the lazy dog jumps over a fox"]
@@ -93,6 +95,17 @@ def test_several_texts_are_joined_in_one_run(served: Running, client: openai.Ope
     assert model.numbers.runs == before + 1
     client.embeddings.create(model="tiny", input=TEXTS * 14)  # 70 texts, at most 32 in a run
     assert model.numbers.runs == before + 4
+
+
+def test_tokens_and_answers_under_way_are_counted(
+    served: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown: list[int] = []
+    monkeypatch.setattr(Call, "grow", lambda call, size: grown.append(size))
+    answer = client.embeddings.create(model="tiny", input=TEXTS)
+    until(lambda: served.context.latest[0].get("prompt_tokens") == answer.usage.prompt_tokens)
+    [vectors, body] = grown
+    assert vectors == 4 * len(TEXTS) * len(answer.data[0].embedding) < body
 
 
 def test_all_forms_of_input(client: openai.OpenAI, plain: Plain) -> None:
