@@ -284,10 +284,10 @@ def test_tokenizers_that_the_package_does_not_take(tmp_path: Path, monkeypatch: 
         """As the package has them."""
 
     def panic(vocabulary: object) -> None:
-        raise Panic("assertion failed: some\nwhere")
+        raise Panic("assertion failed: some, where")
 
     tokenizer = Tokenizer(tokenizers_made.byte_level(tmp_path / "tokenizer.json"))
     monkeypatch.setattr("llguidance.LLTokenizer", panic)
     tokenizer.warm()  # texts of any form can still be written
-    with pytest.raises(ConfigError, match="can follow a JSON schema: assertion failed: some where"):
+    with pytest.raises(ConfigError, match="can follow a JSON schema: assertion failed: some, where"):
         grammar_of(tokenizer, ANY_OBJECT, [])
