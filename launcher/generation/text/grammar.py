@@ -143,7 +143,7 @@ def packed(tokenizer: Tokenizer) -> object:
         ) from None
     try:
         return llguidance.LLTokenizer(_Vocabulary(tokenizer))
-    except (KeyboardInterrupt, MemoryError):
+    except (KeyboardInterrupt, MemoryError, ConfigError):
         raise
     except BaseException as error:  # panics of the package are no `Exception`
         raise ConfigError(
