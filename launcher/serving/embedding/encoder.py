@@ -216,7 +216,10 @@ class Encoder:
         if self.ends.rows is not None:
             return self
         most = min(self.longest or len(_LONG), len(_LONG))
-        long, short = self.ids(_LONG, most), self.ids(_SHORT, most)
+        try:
+            long, short = self.ids(_LONG, most), self.ids(_SHORT, most)
+        except ConfigError:  # a tokenizer that does not know these words may know those of clients
+            return self
         # Rows of one token each differ in all that a scale of the whole batch could follow.
         joins = self._alike(compute, [long, *([token] * len(long) for token in sorted(set(long))[:3])])
         return replace(

@@ -324,6 +324,23 @@ def test_what_only_a_tokenizer_says(tmp_path: Path) -> None:
     assert named is not None and named.encoder.folder.path == folder
 
 
+def test_a_tokenizer_that_knows_few_words(tmp_path: Path) -> None:
+    """What would show how texts may be joined is none to it: then each is computed alone."""
+    folder = save_folder(tmp_path / "tiny")
+    said = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = said["model"]["vocab"]
+    del vocabulary[said["model"]["unk_token"]], vocabulary["lazy"]
+    (folder / "tokenizer.json").write_text(json.dumps(said))
+    found = find_encoder(Job(model=folder), None)
+    assert found is not None
+    asked: list[Any] = []
+    encoder = found.encoder.proved(lambda feeds: asked.append(feeds) or {})
+    assert not asked and not encoder.joins and not encoder.pads
+    assert encoder.ids("the fox") and len(list(encoder.batches([[4], [4]]))) == 2
+    with pytest.raises(ConfigError, match="makes no tokens of the text"):
+        encoder.ids("lazy")
+
+
 def test_a_prompt_that_texts_begin_with(tmp_path: Path) -> None:
     said = {"prompts": {"query": "the fox ", "none": ""}, "default_prompt_name": "query"}
     folder = settings(save_folder(tmp_path / "tiny"), config_sentence_transformers=said)
