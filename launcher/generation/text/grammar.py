@@ -162,8 +162,9 @@ def grammar_of(tokenizer: Tokenizer | None, schema: str, ends: Sequence[int]) ->
     import llguidance
 
     options = {"whitespace_pattern": _SPACES}
+    whole = "{}" if schema.strip() == "true" else schema  # the same, and the package wants an object
     try:
-        made = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=options)
+        made = llguidance.LLMatcher.grammar_from_json_schema(whole, overrides=options)
         limits = llguidance.LLParserLimits(**_LIMITS)
         matcher: _Matcher = llguidance.LLMatcher(known, made, log_level=0, limits=limits)
         error = matcher.get_error()

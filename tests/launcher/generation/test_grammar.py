@@ -259,6 +259,14 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     check_schema(SCHEMA)
 
 
+def test_the_schema_of_anything(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(tokenizers_made.byte_level(tmp_path / "tokenizer.json"))
+    found = [grammar_of(tokenizer, schema, []).allowed.tolist() for schema in ("true", "{}")]
+    assert found[0] == found[1] and len(found[0]) > 10
+    with pytest.raises(ConfigError, match="cannot be followed"):
+        grammar_of(tokenizer, "false", [])
+
+
 def test_tokens_that_are_too_long_never_come(tmp_path: Path) -> None:
     """They are in no trie of the package; all others are as without them."""
     path = tokenizers_made.byte_level(tmp_path / "tokenizer.json")
