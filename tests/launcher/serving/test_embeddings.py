@@ -324,6 +324,27 @@ def test_what_only_a_tokenizer_says(tmp_path: Path) -> None:
     assert named is not None and named.encoder.folder.path == folder
 
 
+@pytest.mark.parametrize("shape", [(1, -1, 8), (-1, -1, 0), (-1, 1, 8), (-1, 8), (-1, -1, 1, 8)])
+def test_outputs_that_have_no_vector_for_each(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """A graph may give something else than it declares, for a batch or always."""
+    found = find_encoder(Job(model=save_folder(tmp_path / "tiny")), None)
+    assert found is not None
+
+    def compute(feeds: Any) -> Any:
+        lengths = feeds["input_ids"].shape
+        sizes = [size or 8 * lengths[0] if size >= 0 else lengths[axis] for axis, size in enumerate(shape)]
+        return {"last_hidden_state": np.ones(sizes, np.float32)}
+
+    encoder = found.encoder.proved(compute)
+    assert not encoder.joins and not encoder.pads
+    [batch] = encoder.batches([[4, 5]])
+    if shape in {(1, -1, 8), (-1, -1, 0)}:
+        assert encoder.vectors(batch, compute(batch.feeds)).shape == (1, 8)
+        return
+    with pytest.raises(ConfigError, match=r"has the shape .* a vector for each of 1 text of 2 tokens"):
+        encoder.vectors(batch, compute(batch.feeds))
+
+
 def test_a_tokenizer_that_knows_few_words(tmp_path: Path) -> None:
     """What would show how texts may be joined is none to it: then each is computed alone."""
     folder = save_folder(tmp_path / "tiny")
