@@ -202,7 +202,8 @@ class Encoder:
         if found.ndim != len(each) + 1 or found.shape[:-1] != each:
             raise ConfigError(
                 f"the model's output {self.ends.output!r} has the shape {list(found.shape)}: expected a "
-                f"vector for each of {counted(each[0], 'text')}" + (f" of {each[1]} tokens" if each[1:] else "")
+                f"vector for each of {counted(each[0], 'text')}"
+                + (f" of {each[1]} tokens" if each[1:] else "")
             )
         if not self.ends.of_texts:
             found = pooled(found, batch.lengths, self.folder.modes)
