@@ -30,6 +30,7 @@ _CODES: Mapping[HTTPStatus, grpc.StatusCode] = {
     HTTPStatus.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
     HTTPStatus.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
     HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    HTTPStatus.CONFLICT: grpc.StatusCode.ABORTED,
     HTTPStatus.REQUEST_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     HTTPStatus.TOO_MANY_REQUESTS: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -561,6 +561,39 @@ def test_who_may_load_and_unload() -> None:
         client.load_model("played", headers=user)
 
 
+def test_a_model_whose_next_version_is_being_loaded_is_not_unloaded() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    limits, metrics = ServeLimits(), Metrics()
+
+    def made(version: str) -> TensorModel:
+        def open_group() -> Any:
+            if version != "1":
+                begun.set()
+                assert go_on.wait(30)
+            return Played()
+
+        return TensorModel("played", limits, metrics, version=version, open_group=open_group)
+
+    repository = Repository({"played": made("1")}, versions={"played": made})
+    how: Any = {"limits": limits, "metrics": metrics, "repository": repository, "listening": LISTENING}
+    headers = {"Authorization": "Bearer token-of-the-admin"}
+    with running(tokens=Tokens(known := (b"token-of-the-admin",), known), **how) as found:  # noqa: SIM117
+        with triton.InferenceServerClient(found.grpc) as client, ThreadPoolExecutor(1) as thread:
+            path = f"{found.url}/v2/repository/models/played/versions/2/load"
+            loading = thread.submit(httpx.post, path, headers=headers, timeout=60)
+            try:
+                assert begun.wait(30)
+                with refused("ABORTED", "version 2 of 'played' is being loaded"):
+                    client.unload_model("played", headers={"authorization": headers["Authorization"]})
+            finally:
+                go_on.set()
+            assert loading.result().status_code == 200
+            metadata = client.get_model_metadata(
+                "played", "2", headers={"authorization": headers["Authorization"]}
+            )
+            assert list(metadata.versions) == ["2"]
+
+
 def test_many_clients_of_asyncio() -> None:
     async def ask(address: str) -> list[list[float]]:
         async def one(number: int) -> list[float]:
