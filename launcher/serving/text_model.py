@@ -186,9 +186,10 @@ class TextModel(Served[Speaking]):
                     )
                     last = now
                 yield event
-            self.numbers.succeeded += 1
-            self.numbers.runs += 1
-            self.numbers.last = time.time()
+            if not stream.cancelled:
+                self.numbers.succeeded += 1
+                self.numbers.runs += 1
+                self.numbers.last = time.time()
         finally:
             stream.cancel()
             if trace is not None:

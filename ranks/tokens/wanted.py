@@ -126,7 +126,9 @@ def joined(
 ) -> NDArray[np.float64]:
     """What several copies of a model show, each of its own rows of a batch, as if one had all rows.
 
-    ``rows``: of each copy; a row has as many positions as any other."""
+    ``rows``: of each copy; a row has as many positions as any other. A copy whose ranks have not shown enough
+    by their parts tells what one of them has found in all logits: then the others show nothing of its rows.
+    """
     ranks, count = max(len(piece) for piece in shown), sum(map(len, rows))
     each = len(wants) // count
     ends = np.cumsum([0, *(want.width for want in wants)])
@@ -137,6 +139,11 @@ def joined(
             first, last = ends[row * each], ends[(row + 1) * each]
             whole[:, first:last] = piece[:, begin : begin + last - first]
             begin += last - first
+            for place in range(row * each, (row + 1) * each) if piece[0, 0] >= 0 else ():
+                # The tokens of `also` stay: each is read where the rank is that has it.
+                whole[len(piece) :, ends[place]] = 0
+                if wants[place].logs:
+                    whole[len(piece) :, ends[place + 1] - 1] = 0
     return whole
 
 

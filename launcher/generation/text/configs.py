@@ -10,6 +10,7 @@ from launcher.errors import ConfigError
 from launcher.generation.generate import Manner
 from launcher.generation.names import STANDARD, Names
 from launcher.generation.options import GENERATE
+from sharding.common.text import shortened
 from sharding.slices.state_names import partners
 
 GENAI, CONFIG, GENERATION = "genai_config.json", "config.json", "generation_config.json"
@@ -28,7 +29,13 @@ _LENGTHS = ("max_length", "min_length")
 
 def read_json(path: Path) -> dict[str, object]:
     """The mapping in a JSON file; nothing where there is no such file."""
-    if not path.exists():
+    try:
+        there = path.exists()
+    except OSError as error:  # such as a name that is too long, or a folder that may not be looked into
+        raise ConfigError(
+            f"{shortened(str(path), 200)}: this configuration cannot be read: {error.strerror}"
+        ) from None
+    if not there:
         return {}
     data, _ = read_document(path, "configuration")
     return check_table(data, path, "")

@@ -30,6 +30,8 @@ _LIMITS = {
     "precompute_large_lexemes": False, "verbose_errors": False,
 }  # fmt: skip
 """Of one schema: compiling takes at most tenths of a second, a step milliseconds."""
+_LONGEST_TOKEN = 1024
+"""Bytes: the package takes no longer ones. Shorter ones spell the same text, so these never come."""
 _STATE = re.compile(r"<state>|<non-verbose")
 
 
@@ -95,7 +97,7 @@ class _Vocabulary:
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokens = list(tokenizer.pieces)
+        self.tokens = [piece if len(piece) <= _LONGEST_TOKEN else b"" for piece in tokenizer.pieces]
         self.eos_token_id = len(self.tokens)  # a token of its own: a model may have several, or none
         self.tokens.append(b"")
         self.special_token_ids = [*sorted(tokenizer.special), self.eos_token_id]
@@ -138,7 +140,15 @@ def packed(tokenizer: Tokenizer) -> object:
             "texts that follow a JSON schema need the package llguidance, which is not installed here: "
             "`pip install 'shardrun[json]'`"
         ) from None
-    return llguidance.LLTokenizer(_Vocabulary(tokenizer))
+    try:
+        return llguidance.LLTokenizer(_Vocabulary(tokenizer))
+    except (KeyboardInterrupt, MemoryError, ConfigError):
+        raise
+    except BaseException as error:  # panics of the package are no `Exception`
+        raise ConfigError(
+            f"{tokenizer.path}: no text of this tokenizer can follow a JSON schema: "
+            f"{shortened(one_line(str(error)), 200)}"
+        ) from None
 
 
 def grammar_of(tokenizer: Tokenizer | None, schema: str, ends: Sequence[int]) -> Grammar:
@@ -151,8 +161,9 @@ def grammar_of(tokenizer: Tokenizer | None, schema: str, ends: Sequence[int]) ->
     import llguidance
 
     options = {"whitespace_pattern": _SPACES}
+    whole = "{}" if schema.strip() == "true" else schema  # the same, and the package wants an object
     try:
-        made = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=options)
+        made = llguidance.LLMatcher.grammar_from_json_schema(whole, overrides=options)
         limits = llguidance.LLParserLimits(**_LIMITS)
         matcher: _Matcher = llguidance.LLMatcher(known, made, log_level=0, limits=limits)
         error = matcher.get_error()

@@ -92,14 +92,21 @@ class Tokenizer:
             )
 
     def ids(self, text: str, *, special: bool = True) -> list[int]:
-        """The ids of a text; ``special``: with those that the tokenizer adds, such as the first."""
+        """The ids of a text; ``special``: with those that the tokenizer adds, such as the first. Raises
+        `ConfigError` for a text that has none."""
         try:
             text.encode()
         except UnicodeEncodeError:
             raise ConfigError("the prompt is no text: it holds half of a surrogate pair") from None
-        if len(text) > _LONG:
-            return self._inner.encode_batch([text], add_special_tokens=special)[0].ids
-        return self._inner.encode(text, add_special_tokens=special).ids
+        try:
+            if len(text) > _LONG:
+                return self._inner.encode_batch([text], add_special_tokens=special)[0].ids
+            return self._inner.encode(text, add_special_tokens=special).ids
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as error:  # such as a word for which the file has no token; as in `_load`
+            why = shortened(one_line(str(error)), 200)
+            raise ConfigError(f"{self.path}: this tokenizer makes no tokens of the text: {why}") from None
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of ids, without special tokens."""

@@ -25,6 +25,7 @@ ACTIVATIONS: Mapping[str, Callable[[Vectors], Vectors]] = {
 }
 """By the name that torch has for each."""
 _WEIGHT, _BIAS = "linear.weight", "linear.bias"
+_OF_TEXTS = "sentence_embedding"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,14 @@ class Dense:
 
 def read_dense(folder: Path) -> Dense:
     """The layer of a module's folder. Raises `ConfigError`."""
-    said = str(read_json(folder / CONFIG).get("activation_function", "Tanh"))
+    config = read_json(folder / CONFIG)
+    taken = config.get("module_input_name", _OF_TEXTS)
+    if taken != _OF_TEXTS:
+        raise ConfigError(
+            f"{folder / CONFIG}: module_input_name: expected {_OF_TEXTS!r}, for the layer comes after the "
+            f"pooling, found {quote(taken)}"
+        )
+    said = str(config.get("activation_function", "Tanh"))
     name = said.rpartition(".")[2]
     if name not in ACTIVATIONS:
         raise ConfigError(

@@ -195,8 +195,16 @@ class Encoder:
         return Batch(places, lengths, feeds)
 
     def vectors(self, batch: Batch, outputs: Arrays) -> Vectors:
-        """The vectors of a run's texts, by their order in it."""
+        """The vectors of a run's texts, by their order in it. Raises `ConfigError` where the output has not
+        one for each."""
         found = np.asarray(outputs[self.ends.output]).astype(np.float32)
+        each = (len(batch.lengths),) if self.ends.of_texts else batch.feeds[IDS].shape
+        if found.ndim != len(each) + 1 or found.shape[:-1] != each:
+            raise ConfigError(
+                f"the model's output {self.ends.output!r} has the shape {list(found.shape)}: expected a "
+                f"vector for each of {counted(each[0], 'text')}"
+                + (f" of {each[1]} tokens" if each[1:] else "")
+            )
         if not self.ends.of_texts:
             found = pooled(found, batch.lengths, self.folder.modes)
         for step in self.steps:
@@ -216,7 +224,10 @@ class Encoder:
         if self.ends.rows is not None:
             return self
         most = min(self.longest or len(_LONG), len(_LONG))
-        long, short = self.ids(_LONG, most), self.ids(_SHORT, most)
+        try:
+            long, short = self.ids(_LONG, most), self.ids(_SHORT, most)
+        except ConfigError:  # a tokenizer that does not know these words may know those of clients
+            return self
         # Rows of one token each differ in all that a scale of the whole batch could follow.
         joins = self._alike(compute, [long, *([token] * len(long) for token in sorted(set(long))[:3])])
         return replace(
@@ -231,6 +242,8 @@ class Encoder:
             for row, text in enumerate(texts):
                 one = self._batch([0], [text])
                 alone = self.vectors(one, compute(one.feeds))
+                if found.shape[1] != alone.shape[1]:
+                    return False
                 if not np.abs(found[row] - alone[0]).max() <= _ALIKE * np.abs(alone).max():
                     return False
         except (RankFailedError, LaunchError):

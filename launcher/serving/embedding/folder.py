@@ -76,7 +76,7 @@ def read_encoder_folder(path: Path) -> EncoderFolder:
     pad = config.get("pad_token_id")
     modes, whole = _pooling(pooling)
     prompt = _prompt(path)
-    unknown = next((kind for kind in kinds if kind not in {*_BEFORE, *AFTER}), "")
+    unknown = next((kind for kind in kinds if kind not in {*_BEFORE, *AFTER}), "") or _early(kinds)
     return EncoderFolder(
         path,
         path / TOKENIZER,
@@ -89,6 +89,13 @@ def read_encoder_folder(path: Path) -> EncoderFolder:
         told=bool(modules) or pooling.is_dir(),
         unknown=unknown or ("" if whole or not prompt else "Pooling without the prompt"),
     )
+
+
+def _early(kinds: Sequence[str]) -> str:
+    """A module that changes tokens' vectors before they are pooled, such as a layer; "" where there is
+    none."""
+    before = kinds[: kinds.index("Pooling")] if "Pooling" in kinds else ()
+    return next((f"{kind} before Pooling" for kind in before if kind in AFTER), "")
 
 
 def _modules(path: Path) -> list[tuple[str, Path]]:
@@ -121,7 +128,7 @@ def _pooling(folder: Path) -> tuple[Sequence[str], bool]:
     modes = [named] if isinstance(named, str) else named
     if modes is None:
         modes = [mode for key, mode in _FLAGS.items() if said.get(key) is True]
-    if not isinstance(modes, list) or any(mode not in POOLINGS for mode in modes):
+    if not isinstance(modes, list) or not all(isinstance(mode, str) and mode in POOLINGS for mode in modes):
         raise ConfigError(
             f"{file}: pooling_mode: expected some of {', '.join(POOLINGS)}, found {quote(named)}"
         )
@@ -137,7 +144,7 @@ def _prompt(path: Path) -> str:
     name, prompts = said.get("default_prompt_name"), said.get("prompts") or {}
     if name is None:
         return ""
-    found = prompts.get(name) if isinstance(prompts, Mapping) else None
+    found = prompts.get(name) if isinstance(prompts, Mapping) and isinstance(name, str) else None
     if not isinstance(found, str):
         raise ConfigError(f"{file}: default_prompt_name: expected one of the prompts, found {quote(name)}")
     return found

@@ -30,6 +30,7 @@ _CODES: Mapping[HTTPStatus, grpc.StatusCode] = {
     HTTPStatus.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
     HTTPStatus.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
     HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    HTTPStatus.CONFLICT: grpc.StatusCode.ABORTED,
     HTTPStatus.REQUEST_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     HTTPStatus.TOO_MANY_REQUESTS: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -102,15 +103,18 @@ class Conversation:
 
     async def tell(self, message: Message) -> None:
         """Sends an answer. Raises `UntakenError`, and `asyncio.CancelledError` where the client is gone."""
+        untaken = UntakenError(
+            HTTPStatus.REQUEST_TIMEOUT, f"the answer was not taken within {self.patience:g} s"
+        )
+        if self.untaken is not None:  # another one of the same stream: gRPC writes one at a time
+            raise untaken
         data = message.SerializeToString()
         writing = asyncio.ensure_future(self.rpc.write(data))
         try:
             await asyncio.wait({writing}, timeout=self.patience)
             if not writing.done():
                 self.untaken = writing, len(data)
-                raise UntakenError(
-                    HTTPStatus.REQUEST_TIMEOUT, f"the answer was not taken within {self.patience:g} s"
-                )
+                raise untaken
             writing.result()
         except grpc.aio.InternalError:
             raise asyncio.CancelledError from None

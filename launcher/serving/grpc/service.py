@@ -11,9 +11,8 @@ from google.protobuf.json_format import ParseDict
 from launcher.serving.access import Role
 from launcher.serving.grpc.schema import HEALTH, METHODS, SERVICE, classes
 from launcher.serving.grpc.stream import Streams
-from launcher.serving.grpc.tensors import read_question, write_answer
+from launcher.serving.grpc.tensors import asked_question, written_answer
 from launcher.serving.kserve import routes
-from launcher.serving.kserve.tensors import size_of
 from launcher.serving.models import Model, State
 from launcher.serving.refusals import RefusalError
 
@@ -160,7 +159,6 @@ async def _infer(conversation: Conversation) -> None:
     model = _model(conversation, asked.model_name, asked.model_version)
     routes.specs_of(model)  # what is not ready is said before what is wrong with the tensors
     call = conversation.call
-    question = await call.apart(asked.ByteSize(), lambda: read_question(asked))
+    question = await asked_question(call, asked)
     outputs = await routes.predicted(model, question, call.client, conversation.left)
-    answer = await call.apart(size_of(outputs), lambda: write_answer(model, asked, question, outputs))
-    await conversation.tell(answer)
+    await conversation.tell(await written_answer(call, model, asked, question, outputs))

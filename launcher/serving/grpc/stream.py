@@ -14,9 +14,8 @@ from launcher.generation.sample import Done
 from launcher.serving.context import CLOSED, Call
 from launcher.serving.grpc.calls import Calls, Conversation, UntakenError
 from launcher.serving.grpc.schema import classes, parsed
-from launcher.serving.grpc.tensors import read_question, write_answer
+from launcher.serving.grpc.tensors import asked_question, write_answer, written_answer
 from launcher.serving.kserve import routes, texts
-from launcher.serving.kserve.tensors import size_of
 from launcher.serving.refusals import RefusalError, refusal_of
 from launcher.serving.text_model import TextModel
 
@@ -126,11 +125,12 @@ class _Stream:
         model = call.context.repository.get(asked.model_name, asked.model_version)
         call.use(model)
         routes.specs_of(model)
-        question = await call.apart(asked.ByteSize(), lambda: read_question(asked))
+        question = await asked_question(call, asked)
         if isinstance(model, TextModel) and (wanted := texts.asked(model, question.feeds)).stream:
             stream, ready = await texts.begun(model, wanted, call.client, routes.priority_of(question))
             call.closing.callback(stream.cancel)
-            async for text, event in texts.pieces(model, stream, ready):
+            # The client's deadline ends the whole of its stream, by itself.
+            async for text, event in texts.pieces(model, stream, ready, routes.seconds_of(question)):
                 answer = write_answer(model, asked, question, texts.text_outputs([text]))
                 if isinstance(event, Done):
                     answer.parameters[_WHY].string_param = event.completion.reason
@@ -138,7 +138,7 @@ class _Stream:
             return
         left = self._conversation.left
         outputs = await routes.predicted(model, question, call.client, left)
-        answer = await call.apart(size_of(outputs), lambda: write_answer(model, asked, question, outputs))
+        answer = await written_answer(call, model, asked, question, outputs)
         await _after(before)
         await self._send(answer, final=True)
 

@@ -15,6 +15,7 @@ from launcher.serving.kserve.tensors import (
     declared,
     from_bytes,
     question_of,
+    size_of,
     to_bytes,
     type_name,
     wanted_of,
@@ -24,6 +25,7 @@ from ranks.common.tensors import OBJECT
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import MessageMap
 
+    from launcher.serving.context import Call
     from launcher.serving.grpc.messages import (
         InferParameter,
         InferTensorContents,
@@ -41,6 +43,25 @@ _FIELDS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("UINT8", "UINT16", "UINT32"), ("uint_contents", "uint32")),
 }  # fmt: skip
 """The field for values of a type, and of which type its numbers are; halves have none."""
+
+
+async def asked_question(call: Call, asked: ModelInferRequest) -> Question:
+    """The request in a message, whose tensors are counted: a value of one byte may take eight. Raises
+    `RefusalError`."""
+    question = await call.apart(asked.ByteSize(), lambda: read_question(asked))
+    call.grow(size_of(question.feeds))
+    return question
+
+
+async def written_answer(
+    call: Call, model: Model, asked: ModelInferRequest, question: Question, outputs: Mapping[str, Array]
+) -> ModelInferResponse:
+    """The answer, which is counted until it is taken. Raises `RefusalError`."""
+    size = size_of(outputs)
+    call.grow(size)
+    answer = await call.apart(size, lambda: write_answer(model, asked, question, outputs))
+    call.grow(answer.ByteSize())
+    return answer
 
 
 def read_question(asked: ModelInferRequest) -> Question:

@@ -182,10 +182,7 @@ async def predicted(
 ) -> Mapping[str, Array]:
     """The outputs of a request. ``left``: seconds that its client waits, where that is known. Raises
     `RefusalError`, and what the ranks raise."""
-    priority = priority_of(question)
-    timeout = _whole(question.parameters, "timeout")  # microseconds, as Triton has it
-    limits = [limit for limit in (timeout / 1e6, left) if limit]
-    seconds = min(limits, default=None)
+    priority, seconds = priority_of(question), seconds_of(question, left)
     if isinstance(model, TextModel):
         return await texts.answered(model, question.feeds, client, priority, seconds)
     assert isinstance(model, TensorModel)
@@ -195,6 +192,12 @@ async def predicted(
 def priority_of(question: Question) -> int:
     """How urgent a request is: 0 goes before 1. Raises `RefusalError`."""
     return _whole(question.parameters, "priority")
+
+
+def seconds_of(question: Question, left: float | None = None) -> float | None:
+    """How long a request may take; ``left``: as `predicted`. Raises `RefusalError`."""
+    timeout = _whole(question.parameters, "timeout")  # microseconds, as Triton has it
+    return min((limit for limit in (timeout / 1e6, left) if limit), default=None)
 
 
 def _whole(parameters: Mapping[str, object], name: str) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 from launcher.generation.sample import Done, Event, Token
 from launcher.serving.bodies import bad, object_of
 from launcher.serving.openai.asked import asked_of
+from launcher.serving.openai.fields import MODEL, USER
 from launcher.serving.refusals import RefusalError
 from launcher.serving.text_model import finished
 from ranks.common.tensors import OBJECT, TensorSpec, order_feeds
@@ -37,8 +38,12 @@ _OPTIONAL = (
     TensorSpec(STREAM, _FLAG, (1,)), TensorSpec(SAMPLING, OBJECT, (1,)), TensorSpec(WITHOUT, _FLAG, (1,)),
 )  # fmt: skip
 _OUTPUTS = (TensorSpec(TEXT, OBJECT, (None,)),)
-_ELSEWHERE = {"prompt", "stream", "stream_options", "logprobs", "best_of", "echo", "suffix"}
-"""Fields of completions that an input says here, or that no output would answer."""
+_ELSEWHERE = {
+    MODEL, "prompt", "stream", "stream_options", "logprobs", "best_of", "echo", "suffix", "priority"
+}  # fmt: skip
+"""Fields of completions that something else says here, or that no output would answer."""
+_TEXTS = {"stop", USER}
+"""Those whose texts stay what they are."""
 
 
 def specs_of(model: TextModel) -> tuple[list[TensorSpec], list[TensorSpec]]:
@@ -67,7 +72,7 @@ def asked(model: TextModel, feeds: Mapping[str, Array]) -> TextQuestion:
         raise bad(
             f"{SAMPLING}.{wrong[0]}: this is not for models of tensors; leave it out, or ask under /v1/"
         )
-    found = {name: _number(value) if name != "stop" else value for name, value in sampling.items()}
+    found = {name: value if name in _TEXTS else _number(value) for name, value in sampling.items()}
     options = asked_of(found, model.limits, model.ready.model.manner, chat=False).options
     without = bool(values[WITHOUT][0]) if WITHOUT in values else stream
     if stream and not without:
@@ -104,9 +109,7 @@ async def answered(
     try:
         dones = await asyncio.wait_for(finished(model, stream, ready), seconds)
     except asyncio.TimeoutError:
-        raise RefusalError(
-            HTTPStatus.GATEWAY_TIMEOUT, f"the model {model.name!r} did not answer within {seconds:g} s"
-        ) from None
+        raise too_late(model, seconds) from None
     finally:
         stream.cancel()
     return text_outputs([question.before + (done.completion.text or "") for done in dones])
@@ -117,9 +120,28 @@ def text_outputs(texts: list[str]) -> Mapping[str, Array]:
     return {TEXT: np.array(texts, OBJECT)}
 
 
-async def pieces(model: TextModel, stream: Stream, ready: Speaking) -> AsyncIterator[tuple[str, Event]]:
-    """What is new of a text as it comes, and last what was held back with its end."""
-    async with contextlib.aclosing(model.events(stream, ready)) as events:
-        async for event in events:
-            if isinstance(event, Done) or (isinstance(event, Token) and event.text):
-                yield event.text, event
+def too_late(model: TextModel, seconds: float | None) -> RefusalError:
+    """A text has not come to its end in time."""
+    return RefusalError(
+        HTTPStatus.GATEWAY_TIMEOUT, f"the model {model.name!r} did not answer within {seconds or 0:g} s"
+    )
+
+
+async def pieces(
+    model: TextModel, stream: Stream, ready: Speaking, seconds: float | None = None
+) -> AsyncIterator[tuple[str, Event]]:
+    """What is new of a text as it comes, and last what was held back with its end. ``seconds``: how long all
+    of it may take. Raises `RefusalError`."""
+    timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, stream.cancel)
+    whole = False
+    try:
+        async with contextlib.aclosing(model.events(stream, ready)) as events:
+            async for event in events:
+                if isinstance(event, Done) or (isinstance(event, Token) and event.text):
+                    yield event.text, event
+                whole = whole or isinstance(event, Done)
+        if not whole:
+            raise too_late(model, seconds)
+    finally:
+        if timer is not None:
+            timer.cancel()

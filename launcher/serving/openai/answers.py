@@ -82,9 +82,12 @@ class Answer:
 
     def piece(self, index: int, text: str, token: Token | None = None, reason: str | None = None) -> Json:
         """A piece of one text of a stream."""
-        found: Json = {"index": index, "finish_reason": self._reason(reason)}
+        part: Json = {}
         if self.tools is not None:
-            found["delta"] = self._part_of_call(self.tools, index, text, ended=reason is not None)
+            part = self._part_of_call(self.tools, index, text, ended=reason is not None)
+        found: Json = {"index": index, "finish_reason": self._reason(reason, called="tool_calls" in part)}
+        if self.tools is not None:
+            found["delta"] = part
         elif self.chat:
             found["delta"] = {"content": text} if text or reason is None else {}
         else:
@@ -113,10 +116,11 @@ class Answer:
         call = tools.call(index, self._held[index])
         return {"content": self._held[index]} if call is None else {"tool_calls": [{"index": 0, **call}]}
 
-    def _reason(self, reason: str | None) -> str | None:
+    def _reason(self, reason: str | None, *, called: bool) -> str | None:
         if reason is None:
             return None
-        return _REASONS[reason] if self.tools is None else self.tools.reason(_REASONS[reason])
+        told = _REASONS[reason]
+        return told if self.tools is None else self.tools.reason(told, called=called)
 
     def _piece(self, choice: Json) -> Json:
         counted: Json = {"usage": None} if self.counted else {}
@@ -138,6 +142,7 @@ class Answer:
     def _choice(self, index: int, text: Completion) -> Json:
         shown = text.text if text.text is not None else ""
         said: Json = {"text": shown}
+        call = None
         if self.chat:
             call = None if self.tools is None else self.tools.call(index, shown)
             calls: Json = {} if call is None else {"tool_calls": [call]}
@@ -146,7 +151,8 @@ class Answer:
         probable = None
         if self.logprobs and text.logprobs is not None:
             probable = self._shown(index, text.ids, text.logprobs, text.top or [()] * len(text.ids))
-        return {"index": index, **said, "logprobs": probable, "finish_reason": self._reason(text.reason)}
+        reason = self._reason(text.reason, called=call is not None)
+        return {"index": index, **said, "logprobs": probable, "finish_reason": reason}
 
     def _shown(
         self,

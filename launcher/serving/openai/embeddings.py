@@ -70,6 +70,7 @@ async def embeddings(call: Call) -> Response:
         return np.stack([vector for vector in found if vector is not None])
 
     vectors = await call.unless_gone(compute())
+    call.grow(vectors.nbytes)
     if size is not None:
         try:
             vectors = encoder.cut(vectors, size)
@@ -77,7 +78,9 @@ async def embeddings(call: Call) -> Response:
             raise bad(f"dimensions: {error}") from None
     count = sum(map(len, ids))
     model.metrics.prompt_tokens.labels(model.name).inc(count)
+    call.usage.prompt_tokens += count
     data = await asyncio.to_thread(_answer, model.name, vectors, form, count)
+    call.grow(len(data))
     return Response(data, media_type="application/json")
 
 

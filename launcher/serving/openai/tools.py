@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from launcher.generation.text.grammar import ANY_OBJECT
@@ -29,12 +29,12 @@ class Tools:
     _ids: dict[int, str] = field(default_factory=dict)
 
     def call(self, index: int, text: str) -> Json | None:
-        """The call that a text is; None where it was cut off before that can be said."""
+        """The call that a text is; None where that cannot be said: it was cut off, or is too deep."""
         if self.name is not None:
             return self._call(index, self.name, text)
         try:
             found = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return self._call(index, found["name"], json.dumps(found["arguments"], ensure_ascii=False))
 
@@ -42,9 +42,10 @@ class Tools:
         number = self._ids.setdefault(index, f"call_{uuid.uuid4().hex}")
         return {"id": number, "type": _NAMED, "function": {"name": name, "arguments": arguments}}
 
-    def reason(self, ended: str) -> str:
-        """Why a text of these ended, as the protocol has it: a call that was asked for by name stops."""
-        return "tool_calls" if ended == "stop" and self.name is None else ended
+    def reason(self, ended: str, *, called: bool) -> str:
+        """Why a text of these ended, as the protocol has it: a call that was asked for by name stops, and so
+        does what is no call, such as a text that a stop text has cut off."""
+        return "tool_calls" if ended == "stop" and called and self.name is None else ended
 
 
 def tools_of(body: Mapping[str, object]) -> Tools | None:
@@ -65,16 +66,23 @@ def tools_of(body: Mapping[str, object]) -> Tools | None:
     if choice == "none":
         return None
     if choice == _ANY:
-        return Tools(tools, json.dumps(_any_of(schemas)), None)
+        return Tools(tools, _text(lambda: _any_of(schemas)), None)
     if isinstance(choice, dict) and choice.get("type") == _NAMED:
         wanted = needed(needed(choice, _NAMED, dict, "tool_choice."), "name", str, "tool_choice.function.")
         if wanted not in schemas:
             raise bad(f"tool_choice.function.name: there is no tool {said(wanted)}")
-        return Tools(tools, json.dumps(schemas[wanted]), wanted)
+        return Tools(tools, _text(lambda: schemas[wanted]), wanted)
     raise bad(
         f"tool_choice: expected required, none or a function, found {said(choice or 'auto')}: whether a text "
         "is a call differs from model to model, so this server has no auto"
     )
+
+
+def _text(schema: Callable[[], Json]) -> str:
+    try:
+        return json.dumps(schema())
+    except RecursionError:
+        raise bad("tools: the schema of a function's parameters is too deep; simplify it") from None
 
 
 def _function(tool: object, where: str) -> tuple[str, Json]:

@@ -258,3 +258,45 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ConfigError, match="only with a tokenizer"):
         grammar_of(None, SCHEMA, [0])
     check_schema(SCHEMA)
+
+
+def test_the_schema_of_anything(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(tokenizers_made.byte_level(tmp_path / "tokenizer.json"))
+    found = [grammar_of(tokenizer, schema, []).allowed.tolist() for schema in ("true", "{}")]
+    assert found[0] == found[1] and len(found[0]) > 10
+    with pytest.raises(ConfigError, match="cannot be followed"):
+        grammar_of(tokenizer, "false", [])
+
+
+def test_tokens_that_are_too_long_never_come(tmp_path: Path) -> None:
+    """They are in no trie of the package; all others are as without them."""
+    path = tokenizers_made.byte_level(tmp_path / "tokenizer.json")
+    plain = Tokenizer(path)
+    said, size = json.loads(path.read_text()), plain.size
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    for more, special in enumerate((False, True)):
+        added = {"id": size + more, "content": "[" * (1025 + more), "special": special, **flags}
+        said["added_tokens"].append(added)
+    path.write_text(json.dumps(said))
+    long = Tokenizer(path)
+    assert len(long.pieces[size]) == 1025
+    both = [grammar_of(tokenizer, '{"type": "array"}', []) for tokenizer in (plain, long)]
+    for _ in range(3):
+        assert both[0].allowed.tolist() == both[1].allowed.tolist()
+        token = int(both[0].allowed[0])
+        for one in both:
+            one.read(token)
+
+
+def test_tokenizers_that_the_package_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Panic(BaseException):
+        """As the package has them."""
+
+    def panic(vocabulary: object) -> None:
+        raise Panic("assertion failed: some, where")
+
+    tokenizer = Tokenizer(tokenizers_made.byte_level(tmp_path / "tokenizer.json"))
+    monkeypatch.setattr("llguidance.LLTokenizer", panic)
+    tokenizer.warm()  # texts of any form can still be written
+    with pytest.raises(ConfigError, match="can follow a JSON schema: assertion failed: some, where"):
+        grammar_of(tokenizer, ANY_OBJECT, [])

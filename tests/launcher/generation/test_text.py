@@ -15,6 +15,7 @@ from launcher.errors import ConfigError
 from launcher.generation.folder import read_folder
 from launcher.generation.model import read_texts
 from launcher.generation.text.detokenizer import Detokenizer
+from launcher.generation.text.grammar import ANY_OBJECT, grammar_of
 from launcher.generation.text.stops import Stops
 from launcher.generation.text.tokenizer import Tokenizer
 from tests.launcher.generation import tokenizers_made
@@ -165,3 +166,19 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (tmp_path / "model.onnx").touch()
     assert read_texts(read_folder(tmp_path)).tokenizer is None
+
+
+@pytest.mark.parametrize("length", [3, 10_000])
+def test_texts_of_which_a_tokenizer_makes_no_tokens(tmp_path: Path, length: int) -> None:
+    """A damaged one: it has no token for words that it does not know."""
+    made = tk.Tokenizer(tk.models.WordLevel({"hello": 0}, unk_token="[UNK]"))
+    made.save(str(path := tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(path)
+    assert tokenizer.ids("hello") == [0]
+    with pytest.raises(
+        ConfigError, match=r"tokenizer\.json: this tokenizer makes no tokens of the text: .*UNK"
+    ):
+        tokenizer.ids("x" * length)
+    tokenizer.warm()
+    with pytest.raises(ConfigError, match="makes no tokens"):
+        grammar_of(tokenizer, ANY_OBJECT, [])

@@ -18,12 +18,14 @@ import pytest
 import launcher
 from launcher.errors import ConfigError
 from launcher.job.job import Job
+from launcher.serving.context import Call
 from launcher.serving.embedding.finding import find_encoder
 from launcher.serving.embedding.pooling import POOLINGS, pooled
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.tensor_model import TensorModel
 from tests.launcher.serving.encoders_made import LONGEST, WIDTH, Plain, save_encoder, save_folder
+from tests.launcher.serving.playing import until
 from tests.launcher.serving.running import Running, running
 
 TEXTS = ["hello", "the quick brown fox", "cats sleep all day", "a dog", "the lazy dog jumps over a fox"]
@@ -93,6 +95,17 @@ def test_several_texts_are_joined_in_one_run(served: Running, client: openai.Ope
     assert model.numbers.runs == before + 1
     client.embeddings.create(model="tiny", input=TEXTS * 14)  # 70 texts, at most 32 in a run
     assert model.numbers.runs == before + 4
+
+
+def test_tokens_and_answers_under_way_are_counted(
+    served: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown: list[int] = []
+    monkeypatch.setattr(Call, "grow", lambda call, size: grown.append(size))
+    answer = client.embeddings.create(model="tiny", input=TEXTS)
+    until(lambda: served.context.latest[0].get("prompt_tokens") == answer.usage.prompt_tokens)
+    [vectors, body] = grown
+    assert vectors == 4 * len(TEXTS) * len(answer.data[0].embedding) < body
 
 
 def test_all_forms_of_input(client: openai.OpenAI, plain: Plain) -> None:
@@ -311,6 +324,44 @@ def test_what_only_a_tokenizer_says(tmp_path: Path) -> None:
     assert named is not None and named.encoder.folder.path == folder
 
 
+@pytest.mark.parametrize("shape", [(1, -1, 8), (-1, -1, 0), (-1, 1, 8), (-1, 8), (-1, -1, 1, 8)])
+def test_outputs_that_have_no_vector_for_each(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """A graph may give something else than it declares, for a batch or always."""
+    found = find_encoder(Job(model=save_folder(tmp_path / "tiny")), None)
+    assert found is not None
+
+    def compute(feeds: Any) -> Any:
+        lengths = feeds["input_ids"].shape
+        sizes = [size or 8 * lengths[0] if size >= 0 else lengths[axis] for axis, size in enumerate(shape)]
+        return {"last_hidden_state": np.ones(sizes, np.float32)}
+
+    encoder = found.encoder.proved(compute)
+    assert not encoder.joins and not encoder.pads
+    [batch] = encoder.batches([[4, 5]])
+    if shape in {(1, -1, 8), (-1, -1, 0)}:
+        assert encoder.vectors(batch, compute(batch.feeds)).shape == (1, 8)
+        return
+    with pytest.raises(ConfigError, match=r"has the shape .* a vector for each of 1 text of 2 tokens"):
+        encoder.vectors(batch, compute(batch.feeds))
+
+
+def test_a_tokenizer_that_knows_few_words(tmp_path: Path) -> None:
+    """What would show how texts may be joined is none to it: then each is computed alone."""
+    folder = save_folder(tmp_path / "tiny")
+    said = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = said["model"]["vocab"]
+    del vocabulary[said["model"]["unk_token"]], vocabulary["lazy"]
+    (folder / "tokenizer.json").write_text(json.dumps(said))
+    found = find_encoder(Job(model=folder), None)
+    assert found is not None
+    asked: list[Any] = []
+    encoder = found.encoder.proved(lambda feeds: asked.append(feeds) or {})
+    assert not asked and not encoder.joins and not encoder.pads
+    assert encoder.ids("the fox") and len(list(encoder.batches([[4], [4]]))) == 2
+    with pytest.raises(ConfigError, match="makes no tokens of the text"):
+        encoder.ids("lazy")
+
+
 def test_a_prompt_that_texts_begin_with(tmp_path: Path) -> None:
     said = {"prompts": {"query": "the fox ", "none": ""}, "default_prompt_name": "query"}
     folder = settings(save_folder(tmp_path / "tiny"), config_sentence_transformers=said)
@@ -329,7 +380,18 @@ def test_a_prompt_that_texts_begin_with(tmp_path: Path) -> None:
         ),
         ({"modules": [3]}, "expected a mapping"),
         ({"modules": [{"type": "x.models.WKPooling", "path": ""}]}, "a module 'WKPooling'"),
+        (
+            {"modules": [{"type": "x.Normalize", "path": ""}, {"type": "x.Pooling", "path": "1_Pooling"}]},
+            "a module 'Normalize before Pooling'",
+        ),
         ({"modules": [{"type": "x.models.Dense", "path": "2_Dense"}]}, "2_Dense does not exist"),
+        (
+            {
+                "modules": [{"type": "x.models.Dense", "path": "2_Dense"}],
+                "2_Dense__config": {"module_input_name": "token_embeddings"},
+            },
+            "module_input_name: expected 'sentence_embedding'",
+        ),
         (
             {
                 "modules": [{"type": "x.models.Dense", "path": "2_Dense"}],
@@ -338,10 +400,16 @@ def test_a_prompt_that_texts_begin_with(tmp_path: Path) -> None:
             "activation_function: expected one of Identity, Tanh",
         ),
         ({"1_Pooling__config": {"pooling_mode": "median"}}, "pooling_mode: expected some of cls, max"),
+        ({"1_Pooling__config": {"pooling_mode": [["mean"]]}}, "pooling_mode: expected some of cls, max"),
         ({"1_Pooling__config": {"pooling_mode_cls_token": False}}, "expected a pooling"),
+        ({"modules": [{"type": "x.Pooling", "path": "a" * 999}]}, "cannot be read: File name too long"),
         ({"sentence_bert_config": {"max_seq_length": 0}}, "max_seq_length: expected a whole number above 0"),
         (
             {"config_sentence_transformers": {"default_prompt_name": "x"}},
+            "default_prompt_name: expected one of",
+        ),
+        (
+            {"config_sentence_transformers": {"default_prompt_name": ["x"], "prompts": {"x": ""}}},
             "default_prompt_name: expected one of",
         ),
     ],

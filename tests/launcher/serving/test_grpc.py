@@ -420,7 +420,7 @@ def test_texts(client: Any, server: Running, model: LanguageModel) -> None:
     without = prompt("hello world", sampling_parameters=SAMPLING, exclude_input_in_output=True)
     assert texts_of(client.infer("tiny", without).as_numpy("text_output")) == [expected]
     assert next(one.name for one in client.get_model_metadata("tiny").inputs) == "text_input"
-    two = prompt("hello world", sampling_parameters='{"n": 2, "seed": 3, "max_tokens": 5}')
+    two = prompt("hello world", sampling_parameters='{"n": 2, "seed": 3, "max_tokens": 5, "user": "42"}')
     assert client.infer("tiny", two).as_numpy("text_output").shape == (2,)
     sampling = {"name": "sampling_parameters", "shape": [1], "datatype": "BYTES", "data": [SAMPLING]}
     text = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["hello world"]}
@@ -452,6 +452,22 @@ def test_texts_come_piece_by_piece(stream: tuple[Any, Stream], model: LanguageMo
     assert others or answers.next()[0].get_response().id == "b"
 
 
+def test_a_text_ends_with_its_time(stream: tuple[Any, Stream], server: Running) -> None:
+    own, answers = stream
+    sampling = json.dumps({"max_tokens": 64, "ignore_eos": True})
+    sent = prompt("hello", stream=True, sampling_parameters=sampling)
+    numbers = server.context.repository.models["tiny"].numbers
+    before = numbers.succeeded
+    own.async_stream_infer("tiny", sent, request_id="late", timeout=1)
+    while (answer := answers.next())[1] is None:
+        assert not answer[0].get_response().parameters["triton_final_response"].bool_param
+    assert "the model 'tiny' did not answer within 1e-06 s" in answer[1].message()
+    own.async_stream_infer("tiny", sent, request_id="early", timeout=60_000_000)
+    while not (answer := answers.next()[0].get_response()).parameters["triton_final_response"].bool_param:
+        assert answer.id == "early"
+    until(lambda: numbers.succeeded == before + 1)
+
+
 def test_a_text_ends_with_its_client(server: Running) -> None:
     open_before = server.context.metrics.open._value.get()
     sampling = json.dumps({"max_tokens": 64, "ignore_eos": True})
@@ -473,6 +489,8 @@ def test_a_text_ends_with_its_client(server: Running) -> None:
         ({"sampling_parameters": "[]"}, "expected a JSON object"),
         ({"sampling_parameters": '{"max_tokens": 1000}'}, "max_tokens: expected 1 to 64"),
         ({"sampling_parameters": '{"logprobs": 3}'}, "not for models of tensors"),
+        ({"sampling_parameters": '{"priority": 3}'}, "priority: this is not for models of tensors"),
+        ({"sampling_parameters": '{"model": "rows"}'}, "model: this is not for models of tensors"),
         (
             {"sampling_parameters": json.dumps({"temperature": "[" * 100_000})},
             "temperature: expected a number",

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import httpx
@@ -31,12 +31,14 @@ from launcher.serving import server as module
 from launcher.serving import tensor_model
 from launcher.serving.access import ACCESS, Tokens
 from launcher.serving.context import Context
+from launcher.serving.grpc.calls import Conversation, UntakenError
 from launcher.serving.grpc.schema import HEALTH, SERVICE
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
-from launcher.serving.models import Repository
+from launcher.serving.models import Repository, State
 from launcher.serving.server import Listening
 from launcher.serving.tensor_model import TensorModel
+from ranks.common.tensors import TensorSpec
 from tests.launcher.serving.playing import Gate, Played, until
 from tests.launcher.serving.running import Running, running
 from tests.launcher.serving.test_tls import sign
@@ -446,6 +448,26 @@ def test_slow_silent_and_busy_clients_are_dropped(monkeypatch: pytest.MonkeyPatc
         client.infer("played", numbers(3))
 
 
+def test_nothing_is_written_after_an_answer_that_is_not_taken() -> None:
+    class Untaking:
+        written = 0
+
+        async def write(self, data: bytes) -> None:
+            self.written += 1
+            await asyncio.sleep(60)
+
+    async def ask() -> int:
+        conversation = Conversation(cast(Any, None), cast(Any, rpc := Untaking()), 0.01)
+        for _ in range(2):
+            with pytest.raises(UntakenError, match="not taken within"):
+                await conversation.tell(service_pb2.ServerLiveResponse(live=True))
+        assert conversation.untaken is not None
+        conversation.untaken[0].cancel()
+        return rpc.written
+
+    assert asyncio.run(ask()) == 1
+
+
 def test_more_connections_than_there_may_be() -> None:
     with served(Played, connections=3) as (found, _, _), contextlib.ExitStack() as stack:
         many = [stack.enter_context(connected(found, BEGIN)) for _ in range(8)]
@@ -467,6 +489,109 @@ def test_bodies_under_way_are_bounded() -> None:
         gate.open.set()
         until(lambda: len(answers.came) == 2)
         assert client.infer("played", numbers(*[3] * 1000)).as_numpy("y").shape == (1000,)
+
+
+class OfInts(Played):
+    """Ranks that take whole numbers, and give what they get."""
+
+    def __init__(self, gate: threading.Event, began: threading.Event) -> None:
+        spec = TensorSpec("x", np.dtype(np.int64), ("n",))
+        super().__init__(inputs=[spec], outputs=[spec])
+        self.gate, self.began = gate, began
+
+    def predict(self, feeds: Any) -> Any:
+        self.began.set()
+        assert self.gate.wait(30)
+        return dict(feeds)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_values_are_counted_as_the_tensors_that_they_become(streamed: bool) -> None:
+    """A number of one byte in a message takes eight in memory, and in an answer of raw bytes."""
+    count = 100_000
+    sent = service_pb2.ModelInferRequest(model_name="played")
+    sent.inputs.add(name="x", datatype="INT64", shape=[count]).contents.int64_contents.extend([1] * count)
+    gate, began = threading.Event(), threading.Event()
+    with served(lambda: OfInts(gate, began), held=4 * count) as (found, _, _):  # noqa: SIM117
+        with grpc.insecure_channel(found.grpc) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            if streamed:
+                answers = stub.ModelStreamInfer(iter([sent]), timeout=60)
+            else:
+                answer = stub.ModelInfer.future(sent, timeout=60)
+            assert began.wait(30)
+            assert found.context.held >= 8 * count
+            with pytest.raises(grpc.RpcError) as told:
+                stub.ModelInfer(sent, timeout=60)
+            assert told.value.code() is grpc.StatusCode.UNAVAILABLE
+            gate.set()
+            whole = next(answers).infer_response if streamed else answer.result()
+            assert list(whole.outputs[0].contents.int64_contents) == [1] * count
+            until(lambda: found.context.held == 0)
+
+
+def test_who_may_load_and_unload() -> None:
+    """Where tokens have roles, an admin; what the server tells of its models, everybody with a token."""
+    admin, user = ({"authorization": f"Bearer token-of-the-{name}"} for name in ("admin", "user"))
+    known = (b"token-of-the-admin", b"token-of-the-user")
+    with served(Played, tokens=Tokens(known, known[:1])) as (found, client, model):
+        for change in (client.unload_model, client.load_model):
+            with refused("PERMISSION_DENIED", "the token of an admin"):
+                change("played", headers=user)
+            with refused("UNAUTHENTICATED", "a token is needed"):
+                change("played")
+        with grpc.insecure_channel(found.grpc) as channel:
+            # KServe's clients name the model in the other field.
+            unload = channel.unary_unary(f"/{SERVICE}/RepositoryModelUnload")
+            with pytest.raises(grpc.RpcError) as told:
+                unload(b"\x0a\x06played", metadata=tuple(user.items()), timeout=30)
+        assert told.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert model.state is State.READY
+        assert client.infer("played", numbers(2), headers=user).as_numpy("y").tolist() == [4]
+        [listed] = client.get_model_repository_index(headers=user).models
+        assert listed.state == "READY"
+        client.unload_model("played", headers=admin)
+        with refused("UNAVAILABLE"):
+            client.infer("played", numbers(2), headers=user)
+        client.load_model("played", headers=admin)
+        assert client.is_model_ready("played", headers=user)
+    with served(Played, tokens=Tokens(known)) as (_, client, model):  # without roles
+        client.unload_model("played", headers=user)
+        assert model.state is State.UNLOADED
+        client.load_model("played", headers=user)
+
+
+def test_a_model_whose_next_version_is_being_loaded_is_not_unloaded() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    limits, metrics = ServeLimits(), Metrics()
+
+    def made(version: str) -> TensorModel:
+        def open_group() -> Any:
+            if version != "1":
+                begun.set()
+                assert go_on.wait(30)
+            return Played()
+
+        return TensorModel("played", limits, metrics, version=version, open_group=open_group)
+
+    repository = Repository({"played": made("1")}, versions={"played": made})
+    how: Any = {"limits": limits, "metrics": metrics, "repository": repository, "listening": LISTENING}
+    headers = {"Authorization": "Bearer token-of-the-admin"}
+    with running(tokens=Tokens(known := (b"token-of-the-admin",), known), **how) as found:  # noqa: SIM117
+        with triton.InferenceServerClient(found.grpc) as client, ThreadPoolExecutor(1) as thread:
+            path = f"{found.url}/v2/repository/models/played/versions/2/load"
+            loading = thread.submit(httpx.post, path, headers=headers, timeout=60)
+            try:
+                assert begun.wait(30)
+                with refused("ABORTED", "version 2 of 'played' is being loaded"):
+                    client.unload_model("played", headers={"authorization": headers["Authorization"]})
+            finally:
+                go_on.set()
+            assert loading.result().status_code == 200
+            metadata = client.get_model_metadata(
+                "played", "2", headers={"authorization": headers["Authorization"]}
+            )
+            assert list(metadata.versions) == ["2"]
 
 
 def test_many_clients_of_asyncio() -> None:

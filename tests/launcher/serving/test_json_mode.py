@@ -16,6 +16,7 @@ import pytest
 
 import launcher
 from launcher.generation.model import LanguageModel
+from launcher.serving.openai.tools import Tools
 from tests.launcher.serving.running import Running
 
 SCHEMA: dict[str, Any] = {
@@ -209,6 +210,29 @@ def test_a_call_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
     how: Any = {**CHAT, "max_completion_tokens": 4, "tools": TOOLS, "seed": 2}
     found = client.chat.completions.create(**how, tool_choice="required").choices[0]
     assert found.finish_reason == "length" and not found.message.tool_calls and found.message.content
+    stopped: Any = {**how, "max_completion_tokens": 64, "stop": ['"arguments"'], "tool_choice": "required"}
+    found = client.chat.completions.create(**stopped).choices[0]
+    assert found.finish_reason == "stop" and not found.message.tool_calls and found.message.content
+    *_, last = client.chat.completions.create(**stopped, stream=True)
+    assert last.choices[0].finish_reason == "stop" and last.choices[0].delta.content == found.message.content
     named: Any = {"type": "function", "function": {"name": "animal"}}
     found = client.chat.completions.create(**how, tool_choice=named).choices[0]
     assert found.finish_reason == "length" and found.message.tool_calls
+
+
+def test_arguments_that_are_too_deep_are_no_call() -> None:
+    tools, deep = Tools([], "{}", None), 20_000
+    for text in ("[" * deep, "[" * deep + "]" * deep + "}}"):
+        assert tools.call(0, '{"name": "f", "arguments": {"a": ' + text) is None
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_parameters_that_are_too_deep_are_refused(server: Running, choice: object) -> None:
+    schema: Any = True
+    for _ in range(450):
+        schema = {"anyOf": [schema]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    answer = httpx.post(
+        f"{server.url}/v1/chat/completions", json={**CHAT, "tools": tools, "tool_choice": choice}, timeout=60
+    )
+    assert answer.status_code == 400 and "deep" in answer.json()["error"]["message"], answer.text

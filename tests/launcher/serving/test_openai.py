@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -379,8 +380,17 @@ def test_a_client_that_goes_away_ends_its_text(server: Running, client: openai.O
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_a_client_that_goes_away_before_its_answer_ends_its_text(server: Running, chat: bool) -> None:
+def test_a_client_that_goes_away_before_its_answer_ends_its_text(
+    server: Running, chat: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine: Any = server.context.repository.get("tiny").ready.engine  # type: ignore[attr-defined]
+    step = engine._step
+
+    def slowly() -> None:  # no machine writes these texts before their client goes away
+        time.sleep(0.05)
+        step()
+
+    monkeypatch.setattr(engine, "_step", slowly)
     how: Any = {
         "model": "tiny",
         "max_tokens": 64,

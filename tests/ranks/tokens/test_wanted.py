@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ranks.collectives.single import SingleCommunicator
+from ranks.run.steps.likeliest import telling
 from ranks.run.steps.shown import Asking, Rows
 from ranks.tokens import sampling, wanted
 from ranks.tokens.chooser import Chooser
@@ -243,3 +244,36 @@ def test_rows_of_several_copies(each: int) -> None:
             assert found.logs()[found.place(best[0])] == Norm.of(row).logs(row)[best[0]]
     asked.hear([wanted.nothing(wants)])
     assert asked.found is None
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("logs", [False, True])
+def test_rows_of_a_copy_that_looks_for_them_in_all_logits(ranks: int, logs: bool) -> None:
+    """Beside one whose ranks show those of their parts: each of these tokens is there once."""
+    rows = np.random.default_rng(10).standard_normal((2, VOCABULARY)).astype(np.float32)
+    part = VOCABULARY // ranks
+    rows[1, part:] = -9.0  # too many alike in the other parts: ranks do not show them
+    wants = [Want(3, np.array([7, 900]), logs=logs), Want(4, np.array([8, 1199]), logs=logs)]
+    ask = Ask("logits", VOCABULARY, wants)
+
+    def told(row: int) -> Array:
+        def work(rank: FakeCommunicator) -> Array:
+            asked = Rows(ask).of([row], 2)
+            found = asked.find(rows[row, rank.rank * part :][None, None, :part], rank)
+            shown = telling({} if found else {"logits": rows[row][None, None]}, asked)
+            return np.array(shown[wanted.SHOWN])
+
+        return on_ranks(ranks, work)[0]
+
+    pieces, asked = [told(0), told(1)], Rows(ask)
+    assert [len(piece) for piece in pieces] == [ranks, 1]
+    asked.hear(pieces, [[0], [1]])
+    assert asked.found is not None
+    scores = ask.read({wanted.SHOWN: asked.found})
+    assert scores is not None
+    for found, row, want in zip(scores, rows, wants, strict=True):
+        assert found.ids is not None and len(set(found.ids.tolist())) == len(found.ids)
+        assert {*sampling.top(row, want.count).tolist(), *want.also.tolist()} <= set(found.ids.tolist())
+        assert (found.values == row[found.ids]).all()
+        if logs:
+            assert (found.logs() == Norm.of(row).logs(row)[found.ids]).all()
