@@ -93,3 +93,17 @@ def test_axes_are_flattened_as_numpy_reshapes(
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {session.get_inputs()[0].name: x})
     np.testing.assert_array_equal(found, x.reshape(wanted), strict=True)
+
+
+@pytest.mark.parametrize("given", [{}, {"k": 2}])
+def test_the_smallest_where_a_file_does_not_say_which(given: dict[str, int], tmp_path: Path) -> None:
+    file = File()
+    graph = file.graph("main", ("x", "float32", (2, 3)))
+    graph.gives(graph.prim("Kthvalue", graph["x"], types=(("float32", [2]), ("int64", [2])), **given))
+    session = onnxruntime.InferenceSession(
+        import_model(file.save(tmp_path / "least.mindir")).SerializeToString(),
+        providers=["CPUExecutionProvider"],
+    )
+    x = np.array([[3, 1, 2], [0, 5, 4]], np.float32)
+    found = session.run(None, {session.get_inputs()[0].name: x})
+    np.testing.assert_array_equal(found[0], np.sort(x)[:, given.get("k", 1) - 1])
