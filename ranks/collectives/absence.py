@@ -21,11 +21,18 @@ from pathlib import Path
 from ranks.common import settings, sources
 from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveTimeoutError, PeerLostError
+from ranks.identity.identity import of_launcher
 from ranks.identity.place import Identity
 from ranks.talk.orphan import end_with_launcher
+from ranks.talk.witness import END
 
-_CODE = "import sys; sys.path[0] = sys.argv.pop(1); from ranks.collectives.beside import main; main()"
-END = b"end"
+_CODE = (
+    "import sys; sys.path[0] = sys.argv.pop(1); from ranks.talk.witness import witness; said = witness(); "
+    "from ranks.collectives.beside import tell; tell(said)"
+)
+LINGER_SECONDS, SHORTLY = 300.0, 3.0
+"""For so long the end is told to ranks that come later than it, while what started this one is there; and
+without such: another start of the same job, by hand or by a script, may take the place of this one."""
 _STAY_SECONDS = 8.0
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,26 +49,33 @@ class Absence:
         """Starts it, unless whatever starts the ranks ends them all where one ends."""
         if sys.platform != "linux" or self._process is not None or not _is_needed(identity):
             return
-        with contextlib.suppress(OSError, AttributeError):  # a rank itself says what is short
+        watched: list[int] = []
+        try:
             # Here: this rank may end before that one has begun.
-            watched = [os.pidfd_open(os.getpid())]
+            watched.append(os.pidfd_open(os.getpid()))
             if launcher := end_with_launcher():
                 watched.append(os.pidfd_open(launcher))
-            try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", _CODE, str(_ROOT), *map(str, watched)],
-                    pass_fds=watched,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    bufsize=0,
-                )
-            finally:
-                close_all(watched)
-            self._stays = len(watched) > 1
-            atexit.register(self.stay)
-            # Not on its command line: the key is nobody else's.
-            self._say(json.dumps(dataclasses.asdict(identity)).encode() + b"\n")
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _CODE, str(_ROOT), *map(str, watched)],
+                pass_fds=watched,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+            )
+        except (OSError, AttributeError):  # a rank itself says what is short
+            return
+        finally:
+            close_all(watched)
+        # Not what is merely above it, as in a job's script or shell that starts ranks again and again.
+        self._stays = len(watched) > 1 and of_launcher(identity)
+        atexit.register(self.stay)
+        # Not on its command line: the key is nobody else's.
+        first = {
+            "identity": dataclasses.asdict(identity),
+            "seconds": LINGER_SECONDS if self._stays else SHORTLY,
+        }
+        self._say(json.dumps(first).encode() + b"\n")
 
     def heard(self, gone: str, told: Collection[int]) -> None:
         """This rank ends since that one has, before all had joined: as `gone_text` says it. Where others meet

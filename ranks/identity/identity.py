@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ranks.common import sources
 from ranks.common.processes import status
-from ranks.common.settings import IDENTITY, JOB
+from ranks.common.settings import IDENTITY, JOB, RUN_ALL
 from ranks.errors import IdentityError
 from ranks.identity.place import Identity
 from sharding.common.ranges import expand_counts
@@ -56,6 +56,18 @@ def identify(explicit: Identity | None = None, environ: Environ = os.environ) ->
             "or set RANK, WORLD_SIZE and LOCAL_RANK."
         )
     return _from_ascend(environ) or Identity()
+
+
+def of_launcher(identity: Identity, environ: Environ = os.environ) -> bool:
+    """Whether run_all.sh, torchrun or srun has started this process as this rank: not something that runs
+    inside what srun has started, such as the commands of a job's script or of an interactive shell."""
+    if RUN_ALL.text(environ) or _text(environ, sources.TORCHELASTIC_RUN_ID):
+        return True
+    try:
+        task = _from_slurm(environ)
+    except IdentityError:
+        return False
+    return task is not None and (task.rank, task.world_size) == (identity.rank, identity.world_size)
 
 
 def _from_rank(environ: Environ) -> Identity | None:

@@ -194,10 +194,10 @@ class Agent:
                     self.branch.take(fields, data)
                 elif "stream" in fields:
                     _write(self._writers[rank, fields["stream"]], data)
-                elif rank in self._ranks:
+                elif rank in self._ranks and type(code := fields["code"]) is int:
                     self._ranks.discard(rank)
                     self._close({rank})
-                    self._report(Ended(rank, fields["code"]))
+                    self._report(Ended(rank, code))
                 if "started" in fields and not started:
                     started = True
                     if direct and self.host.beyond:

@@ -257,6 +257,7 @@ def _prepare(model: Path, config: SessionConfig, work: Path, driver: Driver) -> 
     del made
     gc.collect()  # its device memory is free again before the block is made
     optimised = onnx.load(str(work / GRAPH), load_external_data=False)
+    places.forget(optimised)
     without_doubles(optimised.graph)
     copies.without_copy_nodes(optimised.graph)
     bodies.put_outside(optimised.graph)

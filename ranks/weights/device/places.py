@@ -143,6 +143,13 @@ def put_apart(model: onnx.ModelProto, names: Collection[str], places: list[Place
     model.metadata_props.add(key=_NOTE, value=json.dumps(noted))
 
 
+def forget(model: onnx.ModelProto) -> None:
+    """Removes what a model says already by the name of that note: its own words, or of an earlier sharing."""
+    for index in reversed(range(len(model.metadata_props))):
+        if model.metadata_props[index].key == _NOTE:
+            del model.metadata_props[index]
+
+
 def elsewhere(model: onnx.ModelProto) -> dict[str, Apart]:
     """The weights of a model that are not read on the device, as `put_apart` noted them; none where it did
     not."""

@@ -264,3 +264,15 @@ def test_a_rank_that_is_done_first_keeps_the_way_open(make: partial[Hosts]) -> N
     (hosts.folder / "go").touch()
     assert ends(handle) == [Ended(1, 0)]
     assert printed(handle)[1, "stdout"].endswith(b"late\n")
+
+
+@pytest.mark.parametrize("code", ["", ', "code": null', ', "code": "gone"', ', "code": true'])
+def test_an_end_without_a_code_is_none(make: partial[Hosts], code: str) -> None:
+    """Of a rank that a host only says something of, the end is told when the connection ends."""
+    hosts = make()
+    lie = f"""read -r asked; printf '{{"started": "h"}}\\n{{"rank": 0{code}}}\\n'; exit 3"""
+    host = hosts.host(0, RANK)._replace(connect=partial(Process, "ssh", "host0", ["sh", "-c", lie]))
+    handle = AgentsHandle("ssh", [host])
+    hosts.handles.append(handle)
+    (end,) = ends(handle)
+    assert (end.rank, end.code) == (0, None) and "the ssh connection to host0" in end.why

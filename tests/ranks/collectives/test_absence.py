@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ranks.collectives import beside
+from ranks.collectives import absence
 from tests.launcher.processes import wait_until
 from tests.left_behind import holding
 from tests.ranks.collectives.test_collectives import need
@@ -38,6 +38,14 @@ print("joined", flush=True)
 time.sleep(0.5)
 group.leave()
 """
+SHELL = """
+import ctypes, subprocess, sys
+ctypes.CDLL(None).prctl(15, b"slurmstepd", 0, 0, 0)  # its name
+subprocess.run(sys.argv[1:], stdin=subprocess.DEVNULL)
+print("ended", flush=True)
+sys.stdin.read()
+"""
+"""What starts a rank in a step of Slurm, and is still there when that has ended."""
 SECONDS = 100.0
 """The ranks would wait four times as long."""
 
@@ -115,7 +123,7 @@ def test_the_others_learn_of_it(ranks: Ranks, dead: int, death: str) -> None:
         assert re.match(where, out) and code == 5, (rank, out, errors)
         assert "frame #" not in errors and "Exception raised" not in errors, errors
     assert time.monotonic() - began < SECONDS
-    assert wait_until(lambda: not holding(ranks.mark), beside.SHORTLY + 20), holding(ranks.mark)
+    assert wait_until(lambda: not holding(ranks.mark), absence.SHORTLY + 20), holding(ranks.mark)
 
 
 @pytest.mark.parametrize("ranks", [(2, False), (2, True)], indirect=True, ids=["one host", "several"])
@@ -128,3 +136,26 @@ def test_who_has_joined_has_no_process_beside_it(ranks: Ranks) -> None:
         ends = [ranks.said(rank) for rank in range(2)]
     assert [end[0] for end in ends] == ["joined\n"] * 2, ends
     assert wait_until(lambda: not holding(ranks.mark), 10), holding(ranks.mark)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "stays"), [("2", True), ("1", False)], ids=["a task is the rank", "a shell in a step"]
+)
+def test_it_is_told_for_long_only_where_this_start_is_the_launchers(tasks: str, stays: bool) -> None:
+    """In an interactive shell the same ranks may be started again, by the same names, and must be able to
+    meet."""
+    mark = f"SHARDRUN_JOB={secrets.token_hex(16)}"
+    place = ("RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=2")
+    step = ("SLURM_JOB_ID=7", "SLURM_STEP_ID=0", "SLURM_PROCID=0", "SLURM_LOCALID=0")
+    command = ["env", mark, *place, *step, f"SLURM_STEP_NUM_TASKS={tasks}"]
+    with subprocess.Popen(
+        [sys.executable, "-c", SHELL, *command, sys.executable, "-c", PROGRAM, "os._exit(3)", "0", "0"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as shell:  # fmt: skip
+        try:
+            assert shell.stdout is not None and shell.stdout.readline() == b"ended\n"
+            ended = wait_until(lambda: not holding(mark), absence.SHORTLY + (2 if stays else 30))
+            assert ended != stays, holding(mark)
+        finally:
+            for pid in holding(mark):
+                os.kill(pid, 9)

@@ -70,3 +70,24 @@ def test_machine_without_a_gpu(shared_model: Path) -> None:
             found = other.predict([INPUT])[0].get_data_to_numpy()
             expected = oracle(shared_model)
             assert abs(found - expected).max() / abs(expected).max() <= 1e-3
+
+
+@pytest.mark.parametrize("said", ["no JSON", '{"any": 3}', '{"%s": [["Reshape"], 8, false]}'])
+def test_a_model_that_has_a_note_of_that_name_already(
+    workers: Workers, shared_model: Path, tmp_path: Path, said: str
+) -> None:
+    """What a model says of where its weights are read is not believed."""
+    import onnx
+
+    model = onnx.load(shared_model)
+    weight = max(model.graph.initializer, key=lambda item: len(item.raw_data)).name
+    model.metadata_props.add(key="shardrun.read_in_host_memory", value=said.replace("%s", weight))
+    path = tmp_path / "noted.onnx"
+    onnx.save(model, path)
+    owner, other = workers.new(), workers.new()
+    for worker in (owner, other):
+        worker.do("on_fake_gpu", path=library())
+    number = owner.do("share", path=str(path), family=os.getpid())
+    assert not isinstance(number, Refused), number.text
+    assert other.do("attach", given=number, path=str(path)) == "attached"
+    assert other.predicts(oracle(shared_model))

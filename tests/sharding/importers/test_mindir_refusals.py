@@ -277,3 +277,14 @@ def test_damaged_files(tmp_path: Path) -> None:
         path.write_bytes(mindir_mutations.mutated(files[number % len(files)], rng))
         found.add(mindir_mutations.outcome(path))
     assert found == {"converted", "refused"}
+
+
+@pytest.mark.parametrize(("shape", "batch"), [((), -2), ((2,), -3), ((2,), 2)])
+def test_batch_axes_that_indices_have_not(shape: tuple[int, ...], batch: int, tmp_path: Path) -> None:
+    """ONNX's own look at the shapes would end the process."""
+    file = File()
+    graph = file.graph("main", ("x", "float32", [4, 5, 6]), ("i", "int64", shape))
+    found = graph.prim("Gather", graph["x"], graph["i"], graph.const(2), graph.const(batch), types=(F,))
+    graph.gives(found)
+    message = refused(file.save(tmp_path / "gather.mindir"))
+    assert f"Gather: batch_dims {batch} is no number of axes of indices with {len(shape)}" in message

@@ -30,6 +30,10 @@ def gather(b: Builder, x: Value, indices: Operand, axis: Axis = 0, *, batch_dims
     batch = batch_dims if batch_dims >= 0 else batch_dims + known_rank(places)
     if not batch:
         return b.op("Gather", [x, places], {"axis": axis})
+    if not 0 < batch <= known_rank(places):  # ONNX itself would read beyond its lists
+        raise RefusedError(
+            f"batch_dims {batch_dims} is no number of axes of indices with {known_rank(places)}"
+        )
     if not batch <= axis:
         raise RefusedError(f"batch_dims {batch} lies behind axis {axis}")
     front = b.moved(x, axis, batch)

@@ -43,7 +43,7 @@ Number: TypeAlias = float
 """As it is given: a whole number stays one."""
 Ints: TypeAlias = tuple[int, ...]
 Axis: TypeAlias = int
-"""Of the first operand, counted from the front."""
+"""Of the first operand, counted from the front. A default is taken as it is: it must be counted so."""
 Axes = Union[Sequence[int], Value, None]  # noqa: UP007 - Value has no `|` while types are checked
 """Axes of a reduction: numbers, what only a run tells, or None for all of them, of an unknown number."""
 

@@ -99,15 +99,19 @@ def _smallest(b: Builder, x: Value, number: Operand, axis: int, keep: bool) -> O
     return tuple(found) if keep else tuple(b.squeeze(item, [axis]) for item in found)
 
 
-@primitive("Kthvalue")
-@primitive("MedianDim", settings="dim keepdim")
-def kth_value(b: Builder, x: Value, *, k: Operand = None, dim: int = -1, keepdim: bool = False) -> Operand:
-    """The k-th smallest along an axis, else the lower of the middle elements, and its place."""
+def kth_value(
+    middle_one: bool, b: Builder, x: Value, *, k: Operand = 1, dim: int = -1, keepdim: bool = False
+) -> Operand:
+    """The k-th smallest along an axis, or the lower of the middle elements, and its place."""
     wide = b.computable(x)
     if x.rank == 0:
         return wide, b.const(0, np.int64)
     axis = b.axis(dim, wide)
-    return _smallest(b, wide, middle(b, wide, axis) if k is None else k, axis, keepdim)
+    return _smallest(b, wide, middle(b, wide, axis) if middle_one else k, axis, keepdim)
+
+
+table({"Kthvalue": False})(kth_value)
+table({"MedianDim": True}, settings="dim keepdim")(kth_value)
 
 
 @primitive("NonZero")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import Axis, Builder, Ints, joined_length, known_rank
+from sharding.importers.mindir.primitives.operands import Builder, Ints, joined_length, known_rank
 from sharding.importers.mindir.primitives.running import flipped
 
 
@@ -129,15 +129,16 @@ def flatten(b: Builder, x: Value) -> Value:
 
 
 @primitive("FlattenExt")
-def flatten_ext(b: Builder, x: Value, *, start_dim: Axis = 0, end_dim: Axis = -1) -> Value:
-    """Neighbouring axes as one."""
+def flatten_ext(b: Builder, x: Value, *, start_dim: int = 0, end_dim: int = -1) -> Value:
+    """Neighbouring axes as one; of a scalar, which has none, a vector."""
     if not known_rank(x):
         return b.reshape(x, (1,))
-    if start_dim == end_dim:
+    first, last = b.axis(start_dim, x), b.axis(end_dim, x)
+    if first == last:
         return x
     shape = b.lengths(x)
-    joined = joined_length(x, range(start_dim, end_dim + 1))
-    return b.reshape(x, (*shape[:start_dim], joined, *shape[end_dim + 1 :]))
+    joined = joined_length(x, range(first, last + 1))
+    return b.reshape(x, (*shape[:first], joined, *shape[last + 1 :]))
 
 
 @primitive("ReverseV2")
