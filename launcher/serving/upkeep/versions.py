@@ -67,6 +67,8 @@ def check_alike(found: Model, before: Model) -> None:
         return
     if not (isinstance(found, TensorModel) and isinstance(before, TensorModel)):
         raise _unlike(found, "one generates texts, the other does not")
+    if before.encoder is not None and found.encoder is None:
+        raise _unlike(found, "it has no tokenizer beside it, by which that one has embeddings of texts")
     new, old = found.ready, before.ready
     for what, ours, theirs in (
         ("input", [*new.inputs, *new.optional_inputs], [*old.inputs, *old.optional_inputs]),

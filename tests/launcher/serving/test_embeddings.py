@@ -3,6 +3,7 @@ by the poolings' definitions."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
@@ -23,9 +24,12 @@ from launcher.serving.embedding.finding import find_encoder
 from launcher.serving.embedding.pooling import POOLINGS, pooled
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
+from launcher.serving.models import Repository
+from launcher.serving.refusals import RefusalError
 from launcher.serving.tensor_model import TensorModel
+from launcher.serving.upkeep.versions import check_alike
 from tests.launcher.serving.encoders_made import LONGEST, WIDTH, Plain, save_encoder, save_folder
-from tests.launcher.serving.playing import until
+from tests.launcher.serving.playing import Played, until
 from tests.launcher.serving.running import Running, running
 
 TEXTS = ["hello", "the quick brown fox", "cats sleep all day", "a dog", "the lazy dog jumps over a fox"]
@@ -420,3 +424,32 @@ def test_folders_that_cannot_be_followed(tmp_path: Path, files: dict[str, Any], 
         find_encoder(Job(model=folder), None)
     # As a file among others it is a model of tensors, which nobody has asked embeddings of.
     assert find_encoder(Job(model=folder / "model.onnx"), None) is None
+
+
+def test_another_version_has_embeddings_too() -> None:
+    """Else clients of the one would be refused by the other."""
+
+    class Known:
+        """An encoder that needs no proof."""
+
+        def proved(self, compute: object) -> Known:
+            return self
+
+    limits, metrics = ServeLimits(), Metrics()
+
+    def made(version: str) -> TensorModel:
+        encoder: Any = None if version == "3" else Known()
+        return TensorModel("m", limits, metrics, version=version, open_group=Played, encoder=encoder)
+
+    async def replace() -> str:
+        repository = Repository({"m": made("1")}, versions={"m": made})
+        try:
+            await repository.load_all()
+            await repository.replace("m", "2", check_alike)
+            with pytest.raises(RefusalError, match="no tokenizer beside it"):
+                await repository.replace("m", "3", check_alike)
+            return repository.get("m").version
+        finally:
+            await repository.close()
+
+    assert asyncio.run(replace()) == "2"
