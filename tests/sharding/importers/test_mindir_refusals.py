@@ -288,3 +288,27 @@ def test_batch_axes_that_indices_have_not(shape: tuple[int, ...], batch: int, tm
     graph.gives(found)
     message = refused(file.save(tmp_path / "gather.mindir"))
     assert f"Gather: batch_dims {batch} is no number of axes of indices with {len(shape)}" in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "k", "least"), [("TopkExt", -1, 0), ("TopkExt", 4, 0), ("Kthvalue", 0, 1), ("Kthvalue", -2, 1)]
+)
+def test_more_elements_than_there_are_or_fewer_than_none(
+    kind: str, k: int, least: int, tmp_path: Path
+) -> None:
+    """ONNX Runtime itself ends with a negative number."""
+    file = File()
+    graph = file.graph("main", ("x", "float32", [2, 3]))
+    graph.gives(graph.prim(kind, graph["x"], graph.const(k), types=(F, ("int64", [3]))))
+    message = refused(file.save(tmp_path / "top.mindir"))
+    assert f"{kind}: k must be from {least} to 3, found {k}" in message
+
+
+@pytest.mark.parametrize("kind", ["Sum", "Min", "Max", "Prod"])
+def test_fewer_segments_than_none(kind: str, tmp_path: Path) -> None:
+    file = File()
+    graph = file.graph("main", ("x", "float32", [4, 5]), ("i", "int32", [4]))
+    given = (graph["x"], graph["i"], graph.const(-2))
+    graph.gives(graph.prim(f"UnsortedSegment{kind}", *given, types=(("float32", [1, 5]),)))
+    message = refused(file.save(tmp_path / "segments.mindir"))
+    assert f"UnsortedSegment{kind}: num_segments must not be negative, found -2" in message

@@ -31,7 +31,15 @@ table({"TopK": INT32}, settings="sorted")(top_k)
 table({"TopkExt": INT64})(top_k)
 
 
-def _top(b: Builder, x: Value, k: Operand, axis: int, largest: bool) -> tuple[Value, Value]:
+def _top(b: Builder, x: Value, k: Operand, axis: int, largest: bool, least: int = 0) -> tuple[Value, Value]:
+    """So many elements and their places; ``least``: how many it may be."""
+    known = None if k is None else b.known_ints(k)
+    length = b.dim(x, axis) if x.shape is not None else None
+    if known is not None and len(known) == 1:
+        most = length if isinstance(length, int) else known[0]
+        if not least <= known[0] <= most:  # a negative one ends the process in ONNX Runtime
+            upper = f" to {length}" if isinstance(length, int) else " on"
+            raise RefusedError(f"k must be from {least}{upper}, found {known[0]}")
     attributes = {"axis": axis, "largest": int(largest), "sorted": 1}
     values, places = b.ops("TopK", [b.computable(x), b.ints(k)], attributes, outputs=2)
     return values, places
@@ -93,7 +101,7 @@ def middle(b: Builder, x: Value, axis: int) -> Operand:
 
 def _smallest(b: Builder, x: Value, number: Operand, axis: int, keep: bool) -> Operand:
     """The element with this number in order along an axis, and its place."""
-    values, places = _top(b, x, number, axis, False)
+    values, places = _top(b, x, number, axis, False, 1)
     ends = [b.ints((-1,)), b.ints((END,)), b.ints((axis,))]
     found = [b.op("Slice", [item, *ends]) for item in (values, places)]
     return tuple(found) if keep else tuple(b.squeeze(item, [axis]) for item in found)

@@ -137,7 +137,9 @@ def _segments(b: Builder, x: Value, ids: Value, count: Operand, start: float, re
     """Rows gathered into segments. Negative ids go into a further row, which is dropped."""
     wide = b.computable(x)
     places = b.cast(ids, INT64)
-    total = b.ints(count)
+    total, asked = b.ints(count), b.known_ints(count)
+    if asked is not None and min(asked, default=0) < 0:  # with which ONNX Runtime writes beyond its memory
+        raise RefusedError(f"num_segments must not be negative, found {min(asked)}")
     whole = b.single(total, INT64)
     places = b.op("Where", [b.op("Less", [places, b.const(0, np.int64)]), whole, places])
     rest = b.lengths(wide)
