@@ -172,3 +172,9 @@ def check_nodes(proto: onnx.ModelProto, path: Path) -> None:
             onnx.checker.check_node(node, context)
         except Exception as error:  # ValidationError, or UnicodeDecodeError for text that is not UTF-8
             raise ModelError(f"{path} is not valid: {what}: {first_cause(error)}.") from None
+        if node.op_type == "GatherND":  # onnx and ONNX Runtime would end the process
+            for item in node.attribute:
+                if item.name == "batch_dims" and item.i < 0:
+                    raise ModelError(
+                        f"{path} is not valid: {what}: batch_dims: expected 0 or more, found {item.i}."
+                    )
