@@ -80,7 +80,6 @@ async def embeddings(call: Call) -> Response:
     model.metrics.prompt_tokens.labels(model.name).inc(count)
     call.usage.prompt_tokens += count
     data = await asyncio.to_thread(_answer, model.name, vectors, form, count)
-    call.grow(len(data))
     return Response(data, media_type="application/json")
 
 

@@ -80,8 +80,6 @@ def check_alike(found: Model, before: Model) -> None:
                 raise _unlike(found, f"it has no {what} {spec.name!r} that is {spec}")
     if more := sorted({spec.name for spec in new.inputs} - {spec.name for spec in old.inputs}):
         raise _unlike(found, f"it needs the input {more[0]!r} besides")
-    if before.encoder is not None and found.encoder is None:
-        raise _unlike(found, "it has no embeddings")
 
 
 def _kind(spec: TensorSpec) -> object:

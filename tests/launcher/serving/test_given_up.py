@@ -292,7 +292,7 @@ def test_versions_that_need_more_are_refused() -> None:
             before, encoder=SimpleNamespace(proved=lambda predict: SimpleNamespace())
         )
         for old, inputs, said in (
-            (before, [SPEC, other], "needs the input 'z'"), (embeds, [SPEC], "no embeddings"),
+            (before, [SPEC, other], "needs the input 'z'"), (embeds, [SPEC], "embeddings of texts"),
         ):  # fmt: skip
             more = [] if other in inputs else [other]
             found = played_with("2", inputs=inputs, optional_inputs=more)
