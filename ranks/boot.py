@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from ranks.common import settings
-from ranks.common.leaving import leave
+from ranks.common.leaving import EXIT, leave
 from ranks.errors import PeerLostError, ShardrunError
 from sharding.common.limits import shortage
 
@@ -38,9 +38,10 @@ _SPARE = 6
 
 
 def run(program: Sequence[str]) -> None:
-    """Runs ``program``, and then ends the process where nothing of a user's is in it."""
+    """Runs ``program``, and then ends the process where nothing of a user's is in it, or where Python's own
+    end might abort."""
     main(program)
-    if program[0] == "serve":
+    if program[0] == "serve" or EXIT.at_once:
         leave()
 
 

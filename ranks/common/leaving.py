@@ -17,6 +17,9 @@ class Exit:
 
     def __init__(self) -> None:
         self._code: int | None = None
+        self.at_once = False
+        """Whether nothing is to be taken apart: threads of a library that come back from C++ meanwhile would
+        end the process by SIGABRT."""
 
     def decide(self, code: int) -> None:
         """Whatever an exit handler finds, the process ends with this code."""

@@ -245,6 +245,7 @@ class Membership:
         self._leave = weakref.finalize(self, self.groups.leave)
         self._leave.atexit = False
         LEAVING.groups.add(self.groups)
+        EXIT.at_once = True
         try:
             _check_world(dist, identity)
             if identity.shares_host:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.group.starting import run_program
 from ranks import boot
 from tests.launcher.cli_tools import environment
 
@@ -48,6 +49,28 @@ def test_threads_exit_handlers_and_buffers_come_first() -> None:
 def test_after_a_signal_no_thread_is_waited_for() -> None:
     done = ended("end(9)")
     assert (done.returncode, done.stdout, done.stderr) == (9, "last line;exit handler\n", "")
+
+
+@pytest.mark.parametrize(("collectives", "said"), [("gloo", 0), ("shm", 2)])
+def test_a_script_that_was_in_a_group_of_torch_is_not_taken_apart(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], collectives: str, said: int
+) -> None:
+    """Threads of torch might come back from C++ meanwhile, and end the process by SIGABRT."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import atexit\n"
+        "from ranks.run import group\n"
+        "class Taken:\n"
+        "    def __del__(self):\n"
+        "        print('taken apart')\n"
+        "kept = Taken()\n"
+        "group.join().barrier()\n"
+        "group.leave()\n"
+        "atexit.register(print, 'exit handler')\n"
+    )
+    run_program(["exec", str(script)], ranks=2, launcher="local", collectives=collectives, timeout=60)
+    out = capfd.readouterr().out
+    assert (out.count("exit handler"), out.count("taken apart")) == (2, said)
 
 
 def test_a_profiler_tells_what_it_found(tmp_path: Path) -> None:
