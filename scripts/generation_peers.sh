@@ -14,14 +14,7 @@ peers=("${@:-genai}")
 python=${SHARDRUN_PYTHON:-python3}
 mkdir -p -- "$folder"
 
-environment() { # NAME PACKAGE...: a virtual environment, made once
-    local name=$1
-    shift
-    [ -e "$folder/$name/.made" ] && return
-    "$python" -m venv "$folder/$name"
-    "$folder/$name/bin/python" -m pip install --quiet "$@"
-    : >"$folder/$name/.made"
-}
+. "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/environment.sh"
 
 # The builder and transformers come with GenAI's environment, so it is always made.
 environment genai "torch==2.13.0" onnxruntime-genai transformers tokenizers onnx onnx_ir onnxscript accelerate

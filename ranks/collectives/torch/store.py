@@ -59,14 +59,7 @@ def remote_store(identity: Identity, timeout: float) -> Store:
     if not serves:
         _until_listening(address, number, identity.rank, timeout, deadline)
 
-    def make() -> Store:
-        # torch's own waiting takes twice the time-out, and prints its C++ frames.
-        patience = timedelta(seconds=timeout)
-        made: Store = dist.TCPStore(
-            address, number, identity.world_size, serves, patience, wait_for_workers=False
-        )
-        return made
-
+    make = _maker(dist, (address, number), identity.world_size, timeout, serves=serves)
     try:
         return _met(make, identity, (address, number), timeout, deadline, serves=serves)
     except (RuntimeError, OSError) as error:
@@ -157,13 +150,7 @@ def tell_gone(identity: Identity, gone: str, late: Collection[int], seconds: flo
     if not serves:
         _until_listening(address, number, identity.rank, seconds, deadline)
 
-    def make() -> Store:
-        patience = timedelta(seconds=seconds)
-        made: Store = dist.TCPStore(
-            address, number, identity.world_size, serves, patience, wait_for_workers=False
-        )
-        return made
-
+    make = _maker(dist, (address, number), identity.world_size, seconds, serves=serves)
     store = make() if serves else _soon(make, _ANSWERS)
     if store is None:
         return
@@ -212,6 +199,20 @@ def _agent_serves() -> bool:
 def _restarts() -> str:
     """How often an elastic launcher, whose store outlives it, has started the ranks anew."""
     return os.environ.get(sources.TORCHELASTIC_RESTART_COUNT, "0")
+
+
+def _maker(
+    dist: ModuleType, place: tuple[str, int], ranks: int, seconds: float, *, serves: bool
+) -> Callable[[], Store]:
+    """What makes torch's store at a host and port, or connects to it."""
+
+    def make() -> Store:
+        # torch's own waiting takes twice the time-out, and prints its C++ frames.
+        patience = timedelta(seconds=seconds)
+        made: Store = dist.TCPStore(*place, ranks, serves, patience, wait_for_workers=False)
+        return made
+
+    return make
 
 
 def _until_listening(address: str, port: int, rank: int, timeout: float, deadline: float) -> None:
