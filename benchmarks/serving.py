@@ -39,7 +39,6 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -56,228 +55,21 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-Feeds = Mapping[str, np.ndarray]
+from serving_bodies import (  # noqa: E402
+    HEADER,
+    METHOD,
+    Feeds,
+    Load,
+    as_bytes,
+    as_json,
+    as_message,
+    first_output,
+    first_raw_output,
+)
+from serving_servers import Server, first, processor_seconds, started  # noqa: E402
+
 BASELINE = "group.predict"
-HEADER = "Inference-Header-Content-Length"
-READY_SECONDS = 240.0
-TYPES = {"float32": "FP32", "int64": "INT64"}
 PROMPT, NEW = 128, 64
-
-
-@dataclass
-class Load:
-    """What each client of a server sends."""
-
-    path: str
-    headers: Mapping[str, str]
-    body: bytes
-
-    def head(self) -> str:
-        """The request's head."""
-        lines = {"Host": "127.0.0.1", "Content-Length": len(self.body), **self.headers}
-        return f"POST {self.path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items()) + "\r\n"
-
-
-def as_json(name: str, feeds: Feeds) -> Load:
-    """A request whose tensors are numbers in JSON."""
-    inputs = [
-        {
-            "name": key,
-            "shape": value.shape,
-            "datatype": TYPES[value.dtype.name],
-            "data": value.ravel().tolist(),
-        }
-        for key, value in feeds.items()
-    ]
-    body = json.dumps({"inputs": inputs}, separators=(",", ":")).encode()
-    return Load(f"/v2/models/{name}/infer", {"Content-Type": "application/json"}, body)
-
-
-def as_bytes(name: str, feeds: Feeds) -> Load:
-    """The same with their bytes after the JSON."""
-    inputs = [
-        {
-            "name": key, "shape": value.shape, "datatype": TYPES[value.dtype.name],
-            "parameters": {"binary_data_size": value.nbytes},
-        }
-        for key, value in feeds.items()
-    ]  # fmt: skip
-    head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
-    body = b"".join([head, *(value.tobytes() for value in feeds.values())])
-    headers = {"Content-Type": "application/octet-stream", HEADER: str(len(head))}
-    return Load(f"/v2/models/{name}/infer", headers, body)
-
-
-METHOD = "/inference.GRPCInferenceService/ModelInfer"
-
-
-def as_message(name: str, feeds: Feeds) -> bytes:
-    """The same as the protocol's message for gRPC."""
-    shapes = {key: b"".join(map(_varint, value.shape)) for key, value in feeds.items()}
-    inputs = [
-        _field(1, key.encode()) + _field(2, TYPES[value.dtype.name].encode()) + _field(3, shapes[key])
-        for key, value in feeds.items()
-    ]
-    raw = [_field(7, value.tobytes()) for value in feeds.values()]
-    return b"".join([_field(1, name.encode()), *(_field(5, one) for one in inputs), *raw])
-
-
-def _varint(number: int) -> bytes:
-    low, high = number & 127, number >> 7
-    return bytes([low | 128]) + _varint(high) if high else bytes([low])
-
-
-def _field(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-def first_raw_output(message: bytes) -> np.ndarray:
-    """The numbers of the first output in the answer to such a message."""
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte, at = message[at], at + 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-
-    while True:
-        key, size = varint(), varint()  # all fields of the answer have a length
-        if key >> 3 == 6:
-            return np.frombuffer(message[at : at + size], np.float32)
-        at += size
-
-
-def first_output(answer: bytes, length: str | None) -> np.ndarray:
-    """The numbers of the first output in an answer."""
-    head = json.loads(answer[: int(length)] if length else answer)["outputs"][0]
-    if length and "data" not in head:
-        size, at = head["parameters"]["binary_data_size"], int(length)
-        return np.frombuffer(answer[at : at + size], np.float32)
-    return np.array(head["data"], np.float32).ravel()
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return int(made.getsockname()[1])
-
-
-def first(root: int) -> None:
-    """Has a process and all below it go before ordinary processes, as on a machine at rest, and before those
-    below it, which wake it."""
-    for pid in used_below(root):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(OSError):
-                priority = os.sched_param(2 if pid == root else 1)
-                os.sched_setscheduler(int(thread.name), os.SCHED_RR, priority)
-
-
-def processor_seconds(root: int) -> float:
-    """What a process and all below it have used."""
-    return sum(used_below(root).values())
-
-
-def used_below(root: int) -> dict[int, float]:
-    """Processor seconds of a process and of all below it."""
-    below, tick = {root}, os.sysconf("SC_CLK_TCK")
-    stats = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = path.read_text().rpartition(")")[2].split()
-            stats[int(path.parent.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
-    grown = True
-    while grown:
-        more = {pid for pid, (parent, _) in stats.items() if parent in below} - below
-        below, grown = below | more, bool(more)
-    return {pid: stats[pid][1] / tick for pid in below & stats.keys()}
-
-
-@dataclass
-class Server:
-    """A process that serves, on a port of its own or, with port 0, by its standard input."""
-
-    process: subprocess.Popen[str]
-    port: int
-    spins: bool
-    """Whether it uses processors while nobody asks it: it is stopped meanwhile."""
-    grpc: int = 0
-    """Its port for gRPC."""
-
-    def told(self, number: signal.Signals) -> None:
-        """Sends a signal to all its processes."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
-
-    def line(self, asked: Mapping[str, object]) -> dict[str, Any]:
-        """Its answer to a line. Raises `SystemExit` where it has ended."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        print(json.dumps(asked), file=self.process.stdin, flush=True)
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise SystemExit(f"{self.process.args} ended with {self.process.wait()}.")
-        return dict(json.loads(answer))
-
-
-@contextlib.contextmanager
-def started(
-    command: Sequence[str],
-    ready: str | None,
-    *,
-    spins: bool = False,
-    env: Mapping[str, str] | None = None,
-    root: Path = HERE.parent,
-) -> Iterator[Server]:
-    """A contestant that answers. ``command``: PORT and GRPC in it become its ports; ``ready``: the path that
-    says 200 when it answers; without one it says "ready" on standard output; ``root``: of this project."""
-    port, grpc = (0, 0) if ready is None else (free_port(), free_port())
-    words = [word.replace("PORT", str(port)).replace("GRPC", str(grpc)) for word in command]
-    path = f"{root}:{HERE}"
-    more = {key: value.replace("PORT", str(port)) for key, value in (env or {}).items()}
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE if ready is None else said, stderr=said,
-            text=True, start_new_session=True, cwd=root, env={**os.environ, "PYTHONPATH": path, **more},
-        )  # fmt: skip
-        server = Server(process, port, spins, grpc)
-        try:
-            try:
-                _until_ready(server, ready)
-                yield server
-            except SystemExit:
-                said.seek(0)
-                print(said.read()[-3000:], file=sys.stderr)
-                raise
-        finally:
-            server.told(signal.SIGCONT)
-            server.told(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-            server.told(signal.SIGKILL)
-            process.communicate()
-
-
-def _until_ready(server: Server, path: str | None) -> None:
-    if path is None:
-        assert server.process.stdout is not None
-        if server.process.stdout.readline().strip() != "ready":
-            raise SystemExit(f"{server.process.args} ended with {server.process.wait()}.")
-        return
-    until = time.monotonic() + READY_SECONDS
-    while True:
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-            connection.request("GET", path)
-            if connection.getresponse().status == 200:
-                return
-        if server.process.poll() is not None or time.monotonic() > until:
-            raise SystemExit(f"{server.process.args} does not answer (exit code {server.process.poll()}).")
-        time.sleep(0.2)
 
 
 @dataclass

@@ -163,7 +163,7 @@ class Soak:
             time.sleep(PAUSE)
 
     def _once(self, connection: http.client.HTTPConnection, load: Any) -> np.ndarray:
-        from serving import HEADER, first_output
+        from serving_bodies import HEADER, first_output
 
         connection.request("POST", load.path, load.body, dict(load.headers))
         answer = connection.getresponse()
@@ -222,8 +222,9 @@ def grown(memory: Sequence[dict[str, float]]) -> bool:
 def soaked(arguments: argparse.Namespace) -> Tally:
     """Starts the server and asks it."""
     import onnxruntime
-    from serving import as_bytes, as_json, started
+    from serving_bodies import as_bytes, as_json
     from serving_peer_models import tiny
+    from serving_servers import started
 
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "tiny.onnx"
