@@ -1,4 +1,4 @@
-"""Servers as processes, for benchmarks/serving.py and benchmarks/soak.py: how they start and what they use."""
+"""Servers as processes, for benchmarks/serving.py and benchmarks/soak.py: their start, and what they use."""
 
 from __future__ import annotations
 
