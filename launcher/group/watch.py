@@ -23,6 +23,7 @@ from launcher.group.output import Output
 from launcher.job.places.hosts import over_ssh, remote_hosts
 from launcher.starters import cause
 from launcher.starters.base import SOME_RANK, Ended, Handle, Launcher
+from launcher.starters.findings import Findings
 from ranks.common import heap
 from ranks.common.settings import CONTROL, IDENTITY, JOB
 from ranks.talk import wire
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 SETTLE_SECONDS = 0.05  # what was sent before the first sign of trouble has come by then
 GATHER_SECONDS = 0.45  # a rank's own reason may take this long to come
+ECHO_SECONDS = 1.2  # and so may the end of a rank that others miss, who stay a little longer
+LAST_LINES_SECONDS = 2.0
 STOP_SECONDS = 3.0
 TERMINATE_SECONDS = 1.0
 KILL_SECONDS = 2.0
@@ -71,11 +74,7 @@ class Job:
         self.ready: dict[int, Ready] = {}
         self.answers: Answers = NoAnswers()
         self._peers: dict[int, Peer] = {}
-        self._troubles: dict[int, cause.Trouble] = {}
-        self._done: set[int] = set()
-        self._gone: set[int] = set()
-        self._launcher_ended: Ended | None = None
-        self._some_rank: Ended | None = None
+        self._found = Findings(world_size, self._kernel)
         self._all_ended = self._started = self._settled = self._closing = self._hung_up = False
         self._noticed, self.seen = False, halted.Seen()
         self._why = halted.Inquest(self.changed, self.seen)
@@ -102,7 +101,7 @@ class Job:
         self._started = True
         self._settle()
         try:
-            self.output = Output(self._handle, self._ended, shown, files)
+            self.output = self._found.said = Output(self._handle, self._named, shown, files)
             for target in (self._wait, self._judge):
                 threading.Thread(target=target, name=f"shardrun {target.__name__}", daemon=True).start()
         except (RuntimeError, MemoryError, OSError) as error:
@@ -132,13 +131,13 @@ class Job:
             self._why.wait()
             if message.kind is wire.Kind.ERROR:
                 self._trouble(peer.rank).error = message.fields
-                late = self._why.begin(self._peers, self._troubles, self._done, message.fields)
+                late = self._why.begin(self._peers, self._found.troubles, self._found.done, message.fields)
             elif message.kind is wire.Kind.BYE:
                 code = message.fields.get("code")
                 if isinstance(code, int) and code:
                     self._trouble(peer.rank).ended = Ended(peer.rank, code, cause.ITSELF)
                 else:
-                    self._done.add(peer.rank)
+                    self._found.done.add(peer.rank)
             elif message.kind is wire.Kind.READY:
                 self.ready[peer.rank] = cast("Ready", message.fields)
                 peer.ready = True
@@ -150,11 +149,11 @@ class Job:
 
     def _lost(self, peer: Peer) -> None:
         with self.changed:
-            self._gone.add(peer.rank)
-            if peer.rank not in self._done and not self._hung_up:
+            self._found.gone.add(peer.rank)
+            if peer.rank not in self._found.done and not self._hung_up:
                 trouble = self._trouble(peer.rank)
-                if peer.cut and trouble.ended is None:
-                    trouble.ended = Ended(peer.rank, None, cause.SILENT)
+                if peer.cut:
+                    trouble.end(Ended(peer.rank, None, cause.SILENT))
             self.changed.notify_all()
 
     def _shortage(self, error: Exception) -> None:
@@ -164,30 +163,32 @@ class Job:
     def _ended(self, ended: Ended) -> None:
         with self.changed:
             if ended.rank is None:
-                self._launcher_ended = ended
-                if ended.code or not self._finished():
+                self._found.launched = ended
+                if ended.code or not self._found.finished:
                     self._suspicious.set()
             elif ended.rank == SOME_RANK:
-                self._some_rank = self._some_rank or ended
+                self._found.some = self._found.some or ended
             elif ended.code or not self._said_done(ended.rank):
-                trouble = self._trouble(ended.rank)
-                trouble.ended = trouble.ended or ended
+                self._trouble(ended.rank).end(ended)
             self.changed.notify_all()
+
+    def _named(self, ended: Ended) -> None:
+        """The launching program says how the first rank ended."""
+        with self.changed:
+            self._found.name(ended.rank)
+        self._ended(ended)
 
     def _said_done(self, rank: int) -> bool:
         """Whether a rank said that it was done before it ended. News of its end, which come another way, may
         overtake that; the end of its connection comes after."""
         if rank in self._peers:
-            self.changed.wait_for(lambda: rank in self._done | self._gone, LAST_WORDS_SECONDS)
-        return rank in self._done
+            self.changed.wait_for(lambda: rank in self._found.done | self._found.gone, LAST_WORDS_SECONDS)
+        return rank in self._found.done
 
     def _trouble(self, rank: int) -> cause.Trouble:
         """The record of a rank in trouble; has the first cause looked for. Call it with the lock held."""
         self._suspicious.set()
-        return self._troubles.setdefault(rank, cause.Trouble(rank, self.host(rank)))
-
-    def _finished(self) -> bool:
-        return len(self._done) == self.world_size
+        return self._found.troubles.setdefault(rank, cause.Trouble(rank, self.host(rank)))
 
     def _wait(self) -> None:
         while (ended := self._handle.wait()) is not None:
@@ -206,59 +207,37 @@ class Job:
             until = self.changed.wait_for
             until(lambda: self._closing, SETTLE_SECONDS)
             until(self._certain, GATHER_SECONDS)
-            if self._remote:  # the others may notice first that the network to one of them is cut
-                until(lambda: not cause.echoes(self._troubles, self._done), LAST_WORDS_SECONDS)
-            if not self._certain() and self._silent():
+            # Others may notice first that a rank is gone, or that the network to it is cut.
+            most = LAST_WORDS_SECONDS if self._remote else ECHO_SECONDS
+            until(lambda: self._certain() or not self._found.only_echoes(), most)
+            if not self._certain() and self._found.silent():
                 # A rank is gone and only mpirun can tell why; Intel's does so when the others have ended too.
                 reports = self._handle.report_seconds
                 if self._remote:
                     until(self._certain, reports)
                 self._hung_up = True
                 self._listener.close()
-                self.changed.wait_for(lambda: self._certain() or not self._silent(), reports)
+                self.changed.wait_for(lambda: self._certain() or not self._found.silent(), reports)
             until(lambda: self._closing or not self._why.open)
             if self._closing:
                 return
-        self.output.join(SETTLE_SECONDS if self._launcher_ended is None else GATHER_SECONDS)
+        # What the launching program has written before its end says most.
+        self.output.join(SETTLE_SECONDS if self._found.launched is None else LAST_LINES_SECONDS)
         with self.changed:
-            self.fail(self._verdict())
+            self.fail(
+                self._found.verdict(
+                    self._launcher.name, far=self._far, short=self._handle.short, trace=self._is_script,
+                    started=len(self._peers) == self.world_size, more=self._why.said,
+                )
+            )  # fmt: skip
         self._end()
 
     def _certain(self) -> bool:
-        # Of a rank of another host the process above it may still tell.
-        told_all = self._launcher_ended is not None and not self._remote
-        if self._closing or self._launcher_died() or (self._silent() and told_all):
-            return True
-        trouble = self._first()
-        return trouble is not None and trouble.told and not (trouble.secondary or trouble.unexplained)
+        return self._closing or self._found.certain(remote=bool(self._remote))
 
-    def _first(self) -> cause.Trouble | None:
-        return cause.first(list(self._troubles.values()), self.output.gave_up)
-
-    def _silent(self) -> bool:
-        """Whether the first cause is a rank of which nothing is known but that it is gone."""
-        trouble = self._first()
-        return trouble is not None and not trouble.told and self._some_rank is None
-
-    def _launcher_died(self) -> bool:
-        """Whether mpirun itself was killed; it reports the death of a rank in its exit code instead."""
-        return self._launcher_ended is not None and (self._launcher_ended.code or 0) < 0
-
-    def _verdict(self) -> RankFailedError | LaunchError:
-        trouble = self._first()
-        launched = self._launcher_ended
-        if trouble is not None and not trouble.told:
-            peer = self._peers.get(trouble.rank)
-            trouble.ended = (peer.ended() if peer and not self._handle.short else None) or self._some_rank
-        # An mpirun that was told to end, or was killed, does not say how any rank ended; none is the cause.
-        gone = launched is not None and (trouble is None or not trouble.told)
-        if trouble is None or gone or (self._launcher_died() and trouble.error is None):
-            started = len(self._peers) == self.world_size
-            code = launched.code if launched is not None else None
-            lost = None if self._launcher_died() else trouble
-            said, far, short = self.output.tail(None), self._far, self._handle.short
-            return cause.launcher_error(self._launcher.name, code, said, started, lost, far=far, short=short)
-        return cause.error_of(trouble, self.output.tail(trouble.rank), self._is_script, more=self._why.said)
+    def _kernel(self, rank: int) -> Ended | None:
+        peer = self._peers.get(rank)
+        return None if peer is None else peer.ended()
 
     def fail(self, error: RankFailedError | LaunchError) -> None:
         """Makes ``error`` what every waiting and later call raises, unless there is one; ends nothing yet."""
@@ -337,7 +316,9 @@ class Job:
     def wait(self) -> None:
         """Blocks until every rank has ended well; raises `RankFailedError` or `LaunchError` otherwise."""
         self.wait_for(
-            lambda: self._finished() and (self._all_ended or len(self._gone) == self.world_size), None, ""
+            lambda: self._found.finished and (self._all_ended or len(self._found.gone) == self.world_size),
+            None,
+            "",
         )
         self._handle.end_children([peer.pid for peer in self._peers.values() if peer.process is not None])
         self.wait_for(lambda: self._all_ended, None, "")

@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from launcher.errors import LaunchError, RankFailedError
 from launcher.starters.base import Ended
@@ -32,12 +33,23 @@ ITSELF = "it says so itself"
 SILENT = "nothing comes from its host any more, which is down, or the network to it is cut"
 _SHOWN = 8
 _ABORTED = '"abort"'  # mpirun's word for a rank, or its MPI, that ended the job
-_ABORTER = re.compile(r"process rank (\d+) with PID \d+ on node \S+ calling")
+_ABORTER = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) calling")
 _LOST_HOST = re.compile(r"Remote daemon *: \S+ on node (\S+)|Connection to (\S+) closed by remote host")
 _LOST_DAEMON = "daemon failed to report back"
 _INSIDE = re.compile("(PMIX|PRTE) ERROR")
 _UNFINISHED = 'exited without calling "finalize"'  # mpirun's, for a rank that ended well beside MPI
+_BY_ABORT = "it, or its MPI, ended the job (MPI_Abort)"
 _FEW_FILES = 256  # Open MPI needs some 30 for two ranks
+
+
+class Said(Protocol):
+    """What ranks and the launching program have written to standard error."""
+
+    def tail(self, rank: int | None) -> list[str]:
+        """The last lines of a rank, or of the launching program (None)."""
+
+    def gave_up(self, rank: int) -> bool:
+        """Whether a rank's MPI has said that it lost a connection, upon which it ends the rank."""
 
 
 @dataclass
@@ -48,6 +60,12 @@ class Trouble:
     host: str
     error: Mapping[str, object] | None = None
     ended: Ended | None = None
+
+    def end(self, ended: Ended) -> None:
+        """Takes how it ended: with a code, which says more than why its connection is lost, or what came
+        first."""
+        if self.ended is None or (self.ended.code is None and ended.code is not None):
+            self.ended = ended
 
     @property
     def secondary(self) -> bool:
@@ -75,12 +93,31 @@ def first(troubles: Sequence[Trouble], gave_up: Callable[[int], bool] = lambda r
     return next(sure, None) or next(iter([*own, *troubles]), None)
 
 
-def echoes(troubles: Mapping[int, Trouble], done: Collection[int]) -> bool:
-    """Whether all that is known are echoes of a rank of which nothing is known yet; ``done``: those that have
-    ended well."""
-    lost = [item.error.get("peer") for item in troubles.values() if item.secondary and item.error is not None]
+def echoes(
+    troubles: Mapping[int, Trouble],
+    done: Collection[int],
+    size: int,
+    gave_up: Callable[[int], bool] = lambda rank: False,
+) -> bool:
+    """Whether all that is known are echoes of a rank of which nothing is known yet: what others say that miss
+    it, and the ends of those whose MPI did (``gave_up``: as in `first`). ``done``: those of ``size`` ranks
+    that have ended well."""
+    lost: list[object] = []
+    for item in troubles.values():
+        if item.secondary and item.error is not None:
+            lost.append(item.error.get("peer"))
+        elif item.unexplained and gave_up(item.rank):
+            lost.append(None)
+        else:
+            return False
     known = {*done, *troubles}
-    return len(lost) == len(troubles) and any(isinstance(rank, int) and rank not in known for rank in lost)
+    return len(known) < size and any(rank not in known for rank in lost)
+
+
+def aborter(tail: Sequence[str]) -> tuple[int, str] | None:
+    """The rank, and its host, of which mpirun says that it or its MPI ended the job (MPI_Abort)."""
+    found = _ABORTER.search(" ".join(tail)) if any(_ABORTED in line for line in tail) else None
+    return None if found is None else (int(found[1]), found[2])
 
 
 def unlike(answer: Mapping[str, object]) -> dict[str, object]:
@@ -154,11 +191,13 @@ def launcher_error(
     *,
     far: Sequence[str] = (),
     short: str = "",
+    heard: Said | None = None,
 ) -> RankFailedError | LaunchError:
     """The error to raise when the launching program itself ended and no rank is known to be the cause.
 
     ``lost`` is the rank that was gone first, which may be its reason or its consequence; ``far`` are hosts
-    that the launching program reaches over ssh; ``short`` is what it may have had too little of.
+    that the launching program reaches over ssh; ``short`` is what it may have had too little of; ``heard``
+    is what ranks have written.
     """
     when = "while the ranks were running" if started else "before the ranks had started"
     if started and lost is not None and not lost.told and any(_UNFINISHED in line for line in tail):
@@ -174,10 +213,16 @@ def launcher_error(
             "network between it and this one.",
             host=gone,
         )
-    aborter = _ABORTER.search(" ".join(tail))
-    if started and lost is not None and not lost.told and aborter and int(aborter[1]) != lost.rank:
+    by = None if short else aborter(tail)
+    if started and lost is not None and not lost.told and by is not None and by[0] != lost.rank:
+        rank, host = by
+        if heard is None or not heard.gave_up(
+            rank
+        ):  # for a reason of its own, and the others were ended with it
+            last = () if heard is None else heard.tail(rank)
+            return error_of(Trouble(rank, host, ended=Ended(rank, code, _BY_ABORT)), last)
         # The exit code is that of the rank whose MPI gave up.
-        why = f"the MPI of rank {aborter[1]} lost its connection and ended the job"
+        why = f"the MPI of rank {rank} lost its connection and ended the job"
         return error_of(replace(lost, ended=Ended(lost.rank, None, why)), ())
     message = f"{name} {how(code)} {when}."
     aborted = any(_ABORTED in line for line in tail)

@@ -74,13 +74,15 @@ stop() {{
 trap 'stop interrupted 130' INT
 trap 'stop terminated 143' TERM
 trap 'stop "hung up: its terminal or session was closed" 129' HUP
+# Whether a rank that ended with this code has said so itself.
+spoke() {{
+  case $1 in 1 | 2 | 3 | 75 | 130 | 143) ;; *) return 1 ;; esac
+}}
 # How a rank ended, where it could not say so itself.
 tell() {{
   local how="ended with exit code $2"
-  case $2 in
-    0) how="$how before it was done, as os._exit(0) would" ;;
-    1 | 2 | 3 | 75 | 130 | 143) return ;;
-  esac
+  spoke "$2" && return
+  [ "$2" -eq 0 ] && how="$how before it was done, as os._exit(0) would"
   [ "$2" -gt 128 ] && how="was killed by SIG$(kill -l "$(($2 - 128))" 2>/dev/null)"
   [ "$2" -eq 137 ] && how="$how: someone killed it, or the kernel did when memory ran out"
   echo "shardrun: error: rank $1 on host $(uname -n) $how." >&3
@@ -118,18 +120,24 @@ watch $$ >/dev/null &
 watcher=$!
 while [ "${{#pids[@]}}" -gt 0 ]; do
   wait -n "${{pids[@]}}"
+  failed=
   for rank in "${{!pids[@]}}"; do
     # A process that is gone has been waited for: its code is kept.
     kill -0 "${{pids[$rank]}}" && continue
     wait "${{pids[$rank]}}"
-    code=$?
+    how=$?
     unset "pids[$rank]"
-    if [ "$code" -ne 0 ] || ! grep -qx "$rank" "/proc/$$/fd/5"; then
-      tell "$rank" "$code"
-      end
-      exit "$((code > 0 ? code : 1))"
+    [ "$how" -eq 0 ] && grep -qx "$rank" "/proc/$$/fd/5" && continue
+    # Of two that have ended by now, one that has said nothing is the cause: the other may just miss it.
+    if [ -z "$failed" ] || {{ spoke "$code" && ! spoke "$how"; }}; then
+      failed=$rank code=$how
     fi
   done
+  if [ -n "$failed" ]; then
+    tell "$failed" "$code"
+    end
+    exit "$((code > 0 ? code : 1))"
+  fi
 done
 end
 """

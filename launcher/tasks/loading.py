@@ -65,7 +65,7 @@ def awaited(flags: Mapping[str, object]) -> Iterator[None]:
 
     if flags.get("launcher", "auto") in {"auto", "external"}:
         with contextlib.suppress(ShardrunError):  # which is told where it is needed
-            ABSENCE.stand(identify())
+            ABSENCE.stand(identify(), str(flags.get("collectives") or ""))
     yield
     ABSENCE.over()  # not where it fails
 
@@ -79,7 +79,7 @@ def take_part(job: Job, identity: Identity) -> None:
     from ranks.talk.title import name_process
 
     if identity.world_size > 1:
-        ABSENCE.stand(identity)
+        ABSENCE.stand(identity, job.collectives or "")
         GUARD.stand(identity.rank, identity.host, orphan.end_with_launcher(), job.hang_timeout)
         GUARD.feel(identity.rank, identity.host, job.hang_timeout)
         name_process(identity.rank, identity.world_size, settings.JOB.text(), f"run {job.model}")

@@ -21,7 +21,7 @@ from pathlib import Path
 from ranks.common import settings, sources
 from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveTimeoutError, PeerLostError
-from ranks.identity.identity import of_launcher
+from ranks.identity.identity import of_launcher, of_srun
 from ranks.identity.place import Identity
 from ranks.talk.orphan import end_with_launcher
 from ranks.talk.witness import END
@@ -45,11 +45,13 @@ class Absence:
         self._stays = False
         os.register_at_fork(after_in_child=self._forget)
 
-    def stand(self, identity: Identity) -> None:
-        """Starts it, unless whatever starts the ranks ends them all where one ends."""
+    def stand(self, identity: Identity, collectives: str = "") -> None:
+        """Starts it, unless whatever starts the ranks ends them all where one ends. ``collectives``: by which
+        they are to join; "" as the environment says."""
         if sys.platform != "linux" or self._process is not None or not _is_needed(identity):
             return
         watched: list[int] = []
+        step = _step(identity, collectives or settings.collectives())
         try:
             # Here: this rank may end before that one has begun.
             watched.append(os.pidfd_open(os.getpid()))
@@ -60,7 +62,8 @@ class Absence:
                 pass_fds=watched,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                # It says something only where it ends the step.
+                stderr=None if step else subprocess.DEVNULL,
                 bufsize=0,
             )
         except (OSError, AttributeError):  # a rank itself says what is short
@@ -74,6 +77,7 @@ class Absence:
         first = {
             "identity": dataclasses.asdict(identity),
             "seconds": LINGER_SECONDS if self._stays else SHORTLY,
+            "step": step,
         }
         self._say(json.dumps(first).encode() + b"\n")
 
@@ -132,7 +136,27 @@ def rank_of(gone: str) -> int | None:
 
 
 def _is_needed(identity: Identity) -> bool:
-    if settings.CONTROL.text() or identity.world_size == 1 or sources.by_mpi(identity.source):
+    if settings.CONTROL.text() or identity.world_size == 1:
+        return False
+    if sources.by_mpi(identity.source) and not of_srun(identity):  # an mpirun ends them all
         return False
     ends_all = settings.RUN_ALL.text() or os.environ.get(sources.TORCHELASTIC_RUN_ID)
     return not (ends_all and identity.shares_host)
+
+
+def _step(identity: Identity, collectives: str) -> str:
+    """The step of Slurm that is to end with this rank: who waits for it in MPI_Init hears of nothing, and
+    srun without ``-K`` ends nobody. "" where the others can be told."""
+    if not (sources.by_mpi(identity.source) and of_srun(identity)):
+        return ""
+    from ranks.collectives import BACKENDS, choose
+
+    with contextlib.suppress(KeyError):  # no such collectives, as is told where it is needed
+        chosen = choose(identity) if collectives == "auto" else collectives
+        if BACKENDS[chosen].nested:
+            kinds = BACKENDS.own().items()
+            chosen = choose(identity, besides=[name for name, kind in kinds if kind.nested])
+        if BACKENDS[chosen].by_mpi:
+            job, step = (os.environ.get(name, "") for name in (sources.SLURM_JOB_ID, sources.SLURM_STEP_ID))
+            return f"{job}.{step}" if job and step else ""
+    return ""

@@ -58,7 +58,7 @@ class Groups:
             from ranks.talk.orphan import end_with_launcher
 
             GUARD.stand(who.rank, who.host, end_with_launcher())
-            ABSENCE.stand(who)
+            ABSENCE.stand(who, name)
             if device == "cuda":
                 self._demand_own_gpu(who, timeout)
         try:

@@ -97,6 +97,20 @@ def cut(inodes: Collection[int]) -> None:
                 own.shutdown(socket.SHUT_RDWR)
 
 
+def any_ended(inodes: Collection[int]) -> bool:
+    """Whether one of these TCP connections, by `timed_connections`, has ended at either end."""
+    return not set(inodes) <= {inode for inode, own in _connections() if not _is_over(own)}
+
+
+def _is_over(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False  # it has nothing to say
+    except OSError:
+        return True
+
+
 def _connections() -> Iterator[tuple[int, socket.socket]]:
     """Each TCP connection of this process, with the number of its inode. Ones that end meanwhile may be
     missing."""

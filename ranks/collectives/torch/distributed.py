@@ -71,6 +71,9 @@ class GlooCommunicator(HostCommunicator):
             group = self._membership.split(groups, mine)
         except RuntimeError as error:
             self._lose(error, what, None)
+        except PeerLostError as error:
+            self._membership.disband()
+            self._fail(error)
         if len(mine) == 1:
             return SingleCommunicator(self.timeout, self.members[mine[0]])
         return GlooCommunicator(self._membership, self.timeout, self, mine, group)

@@ -21,8 +21,9 @@ from ranks.collectives.base import Groups
 from ranks.collectives.meeting import meet
 from ranks.collectives.rendezvous import Rendezvous
 from ranks.collectives.torch.error import translate
+from ranks.collectives.torch.joining import attended, see
 from ranks.collectives.torch.protocols import Abortable, Device, Store
-from ranks.collectives.torch.store import LastWord, News, default_store, of_this_start, remote_store
+from ranks.collectives.torch.store import LastWord, Lookout, News, default_store, of_this_start, remote_store
 from ranks.common import forks
 from ranks.common.descriptors import close_all
 from ranks.common.leaving import EXIT
@@ -103,7 +104,8 @@ LEAVING = Leaving()
 class TorchGroups:
     """The groups of torch that one membership has made.
 
-    ``open``: none of them has been left yet. Leaving and aborting are safe to call twice.
+    ``open``: none of them has been left yet; ``connections``: those of Gloo, by the numbers of their
+    inodes. Leaving and aborting are safe to call twice.
     """
 
     def __init__(self, dist: ModuleType, backend: str, timeout: float) -> None:
@@ -116,7 +118,7 @@ class TorchGroups:
         self._connected: Device | None = (
             None  # the device for which groups connect when made, not when first used
         )
-        self._connections: frozenset[int] = frozenset()
+        self.connections: frozenset[int] = frozenset()
         self._whole = False  # whether the group is the process's first, on which all others depend
 
     def make(self, store: Store | None, identity: Identity, device: Device | None) -> None:
@@ -156,11 +158,11 @@ class TorchGroups:
         before = timed_connections() if self._backend == "gloo" else frozenset()
         yield
         if self._backend == "gloo":
-            self._connections |= timed_connections() - before
+            self.connections |= timed_connections() - before
 
     def cut(self) -> None:
         """Ends Gloo's connections: it has no way to do so, and else they last as long as the process."""
-        cut(self._connections)
+        cut(self.connections)
 
     def leave(self) -> None:
         """Leaves all groups once what is under way is done, which the others notice."""
@@ -259,8 +261,9 @@ class Membership:
             if check is not None and self._rendezvous is None:
                 there = self._store if self._store is not None else default_store()
                 check(of_this_start("shardrun-check", there))
-            with self._settings():
-                self.groups.make(self._store, identity, device)
+            with self._settings(), contextlib.ExitStack() as open_:
+                make = partial(self.groups.make, self._store, identity, device)
+                attended(make, self._lookout(open_), apart=backend == "gloo")
             self.last_word = LastWord(self.group)
             if self._rendezvous is None and backend != "gloo":
                 self._news = News(dist, self.group)
@@ -285,9 +288,26 @@ class Membership:
         """torch's group of ``mine``, one of ``groups`` of the world's ranks. Every rank makes all of them in
         the same order, as torch wants it."""
         with self._settings():
-            made = {group: self.groups.part(group, mine=group == mine) for group in groups}
+            made: dict[tuple[int, ...], object] = {}
+
+            def make() -> None:
+                for group in groups:
+                    made[group] = self.groups.part(group, mine=group == mine)
+
+            attended(make, self._see, apart=self._backend == "gloo")
         forks.never_freed(made[mine])
         return made[mine]
+
+    def _lookout(self, open_: contextlib.ExitStack) -> Callable[[], None]:
+        """What raises `PeerLostError` where a rank ends while all join; ``open_`` closes what it needs."""
+        if self._rendezvous is not None or self._store is None or self._backend != "gloo":
+            return self._see
+        lookout = Lookout(self._store, self.identity, apart=True)
+        open_.callback(lookout.close)
+        return lookout.look
+
+    def _see(self) -> None:
+        see(self.identity, self._rendezvous, self.groups.connections)
 
     def lost(self, patience: float = 0.0, among: Sequence[int] | None = None) -> int | None:
         """The rank that is known to have ended first (or that one of ``among`` had lost); waits up to

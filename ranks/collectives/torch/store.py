@@ -13,6 +13,7 @@ from datetime import timedelta
 from types import ModuleType
 
 from ranks.collectives.absence import ABSENCE, rank_of
+from ranks.collectives.torch.lines import is_open, is_there, line_to, place_of
 from ranks.collectives.torch.protocols import Store
 from ranks.common import sources
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
@@ -28,7 +29,6 @@ _FOLLOWING = 15.0  # seconds in which what was beside rank 0 may come in its pla
 _HEARING = 2.0  # seconds in which the others hear of a rank that is gone
 _AGAIN = 0.02  # seconds between two looks whether others have come
 _SHOWN = 8
-_CONNECT = 5.0  # seconds
 _LONGEST_WORD = 4000
 _ANSWERS = 10.0  # seconds in which a store that is connected to says something, on a busy host too
 
@@ -109,17 +109,33 @@ def _unreached(error: Exception, rank: int, place: str, timeout: float) -> Colle
 def _meet(store: Store, identity: Identity, timeout: float, deadline: float) -> None:
     """Returns when every rank is there. Raises `PeerLostError` where one has ended before, and what
     `said_by_all` raises."""
-    there = of_this_start(_MEETING, store)
-    line = None if identity.rank == 0 or _agent_serves() else _line(store)
+    with contextlib.closing(Lookout(store, identity)) as lookout:
+        said_by_all(lookout.there, identity, "here", timeout, deadline, look=lookout.look)
 
-    def look() -> None:
-        if line is not None and not _is_open(line):
+
+class Lookout:
+    """Looks for ranks that have ended before all had joined, as far as it is told in the store."""
+
+    def __init__(self, store: Store, identity: Identity, *, apart: bool = False) -> None:
+        """``apart``: over a connection of its own, where another thread waits for the store."""
+        self._identity = identity
+        self._line = None if identity.rank == 0 or _agent_serves() else line_to(store)
+        if apart and (place := place_of(store)) is not None:
+            dist: ModuleType = torch_import.load("torch.distributed")
+            store = _maker(dist, place, identity.world_size, _ANSWERS, serves=False)()
+        self.there = of_this_start(_MEETING, store)
+
+    def look(self) -> None:
+        """Raises `PeerLostError` where one has. Rank 0, which serves the others, sees to it first that they
+        hear of it."""
+        there, identity = self.there, self._identity
+        if self._line is not None and not is_open(self._line):
             raise PeerLostError(_FIRST_GONE, 0)
         if not there.check([_GONE]):
             return
         gone = there.get(_GONE).decode(errors="replace")
         there.set(f"{_HEARD}{identity.rank}", "")
-        if identity.rank == 0:  # which serves the others, too
+        if identity.rank == 0:
             others = [rank for rank in range(1, identity.world_size) if there.check([str(rank)])]
             until = time.monotonic() + _HEARING
             while others and time.monotonic() < until:
@@ -129,11 +145,10 @@ def _meet(store: Store, identity: Identity, timeout: float, deadline: float) -> 
             ABSENCE.heard(gone, told)
         raise PeerLostError(gone[:_LONGEST_WORD], rank_of(gone))
 
-    try:
-        said_by_all(there, identity, "here", timeout, deadline, look=look)
-    finally:
-        if line is not None:
-            line.close()
+    def close(self) -> None:
+        """Lets go of the store."""
+        if self._line is not None:
+            self._line.close()
 
 
 def tell_gone(identity: Identity, gone: str, late: Collection[int], seconds: float) -> None:
@@ -307,7 +322,7 @@ class LastWord:
     def heard(self) -> tuple[int, str] | None:
         """The rank that has left a word, and the word."""
         with contextlib.suppress(RuntimeError, OSError, ValueError):
-            if _is_there(self._store) and self._store.check([self._key]):
+            if is_there(self._store) and self._store.check([self._key]):
                 rank, _, why = self._store.get(self._key).decode(errors="replace").partition(" ")
                 return int(rank), why
         return None
@@ -324,7 +339,7 @@ class News:
         self._key = f"shardrun-lost-{_restarts()}-{getattr(group, 'group_name', '')}"
         self._store = default_store()
         self._server = None if _agent_serves() else 0
-        self._line = None if dist.get_rank() == self._server else _line(self._store)
+        self._line = None if dist.get_rank() == self._server else line_to(self._store)
 
     def tell(self, rank: int) -> None:
         """Says that ``rank`` was lost, unless another one was before."""
@@ -349,42 +364,4 @@ class News:
     def _is_served(self) -> bool:
         """Whether the store's process is there, as far as can be seen without asking the store: torch would
         print its C++ frames."""
-        return self._line is None or _is_open(self._line)
-
-
-def _is_open(line: socket.socket) -> bool:
-    """Whether the other end of a line is there."""
-    try:
-        return line.recv(1, socket.MSG_PEEK) != b""
-    except BlockingIOError:
-        return True  # it has nothing to say
-    except OSError:
-        return False
-
-
-def _place(store: object) -> tuple[str, int] | None:
-    """Where a store is served; None for a file."""
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    host, port = getattr(store, "host", None), getattr(store, "port", None)
-    return None if host is None or port is None else (host, port)
-
-
-def _is_there(store: object) -> bool:
-    """Whether a store can be asked: of one whose process is gone torch would print its C++ frames."""
-    line = _line(store)
-    if line is not None:
-        line.close()
-    return line is not None or _place(store) is None
-
-
-def _line(store: object) -> socket.socket | None:
-    """A connection to the process that serves a store, over which nothing is said: it ends with that."""
-    if (place := _place(store)) is None:
-        return None
-    try:
-        line = socket.create_connection(place, timeout=_CONNECT)
-    except OSError:
-        return None
-    line.setblocking(False)
-    return line
+        return self._line is None or is_open(self._line)

@@ -89,10 +89,13 @@ def test_an_echo_of_a_rank_that_is_not_heard_yet() -> None:
     """Of a network that is cut, a rank may know before the launcher does."""
     lost = {"message": "rank 1 is gone", "secondary": True}
     echo, vague = Trouble(0, "h", error={**lost, "peer": 1}), Trouble(2, "h", error={**lost, "peer": None})
-    assert cause.echoes({0: echo}, ()) and cause.echoes({2: vague, 0: echo}, {3})
-    assert not cause.echoes({0: echo}, {1}) and not cause.echoes({2: vague}, ()) and not cause.echoes({}, ())
-    assert not cause.echoes({0: echo, 1: Trouble(1, "h", ended=Ended(1, None, cause.SILENT))}, ())
-    assert not cause.echoes({0: echo, 3: Trouble(3, "h", error={"message": "no memory"})}, ())
+    assert cause.echoes({0: echo}, (), 4) and cause.echoes({2: vague, 0: echo}, {3}, 4)
+    assert cause.echoes({2: vague}, (), 4) and not cause.echoes({2: vague}, {0, 1, 3}, 4)
+    assert not cause.echoes({0: echo}, {1}, 4) and not cause.echoes({}, (), 4)
+    assert not cause.echoes({0: echo, 1: Trouble(1, "h", ended=Ended(1, None, cause.SILENT))}, (), 4)
+    assert not cause.echoes({0: echo, 3: Trouble(3, "h", error={"message": "no memory"})}, (), 4)
+    by_mpi = {3: Trouble(3, "h", ended=Ended(3, 14))}
+    assert cause.echoes(by_mpi, (), 4, lambda rank: rank == 3) and not cause.echoes(by_mpi, (), 4)
 
 
 def test_what_a_rank_says_of_itself_reaches_the_user() -> None:

@@ -226,6 +226,27 @@ def test_what_an_allocation_leaves_unused_is_said(
     assert [record.getMessage() for record in caplog.records] == ([message] if message else [])
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, 1),
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, 0),
+        ({"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0"}, 0),
+        (SLURM, 0),
+    ],
+    ids=["alone", "one rank", "a rank", "in Slurm"],
+)
+def test_a_pod_of_an_indexed_job_does_not_know_the_others(
+    caplog: pytest.LogCaptureFixture, more: dict[str, str], said: int
+) -> None:
+    Placement().places({"JOB_COMPLETION_INDEX": "2", **more})
+    records = [record.getMessage() for record in caplog.records]
+    assert len(records) == said and all(
+        text.startswith("this is pod 2 of an indexed Job of Kubernetes, which says nothing of its others")
+        for text in records
+    )
+
+
 def test_hosts_given_go_before_an_allocation(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("c slots=2\n")

@@ -8,6 +8,8 @@ import socket
 import stat
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -402,8 +404,9 @@ def test_a_host_that_is_lost_is_the_cause(said: str) -> None:
 
 def test_the_exit_code_of_a_rank_whose_mpi_gave_up_is_its_own() -> None:
     said = ["prterun has exited due to process rank 0 with PID 0 on node a calling", '"abort". This may have']
-    error = cause.launcher_error("mpirun", 14, said, True, cause.Trouble(1, "b"), far=["b"])
+    heard: Any = SimpleNamespace(gave_up=lambda rank: rank == 0, tail=lambda rank: [])
+    error = cause.launcher_error("mpirun", 14, said, True, cause.Trouble(1, "b"), far=["b"], heard=heard)
     assert isinstance(error, RankFailedError) and error.rank == 1
     assert str(error) == "rank 1 on host b is gone: the MPI of rank 0 lost its connection and ended the job."
-    own = cause.launcher_error("mpirun", 14, said, True, cause.Trouble(0, "a"), far=["b"])
+    own = cause.launcher_error("mpirun", 14, said, True, cause.Trouble(0, "a"), far=["b"], heard=heard)
     assert str(own).startswith("rank 0 on host a ended with exit code 14.")

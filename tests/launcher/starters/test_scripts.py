@@ -142,6 +142,20 @@ def test_one_rank_fails(folder: Path) -> None:
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.parametrize("killed", [0, 1])
+def test_run_all_finds_two_ranks_ended(folder: Path, killed: int) -> None:
+    """It had no processor meanwhile. The one that said something itself may only have missed the other."""
+    assert shardrun("scripts", "m.onnx", "--ranks", 2, "--output", "job", cwd=folder).returncode == 0
+    stops = 'sleep 0.2; kill -STOP "$PPID"; (sleep 0.8; kill -CONT "$1") >/dev/null 2>&1 & kill -KILL $$'
+    for rank, words in ((killed, f'set -- "$PPID"; {stops}'), (1 - killed, "sleep 0.5; exit 1")):
+        (folder / "job" / f"rank_{rank}.sh").write_text(f"#!/bin/sh\n{words}\n")
+    done = run([folder / "job" / "run_all.sh"], folder)
+    assert done.returncode == 128 + signal.SIGKILL
+    assert done.stderr.startswith(
+        f"shardrun: error: rank {killed} on host {os.uname().nodename} was killed by"
+    )
+
+
 def test_verify_compares_with_the_model_that_was_given(folder: Path) -> None:
     assert (
         shardrun("scripts", "m.onnx", "--ranks", 2, "--output", "job", "--verify", cwd=folder).returncode == 0

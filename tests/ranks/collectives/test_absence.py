@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from ranks.collectives import absence
+from ranks.identity.identity import identify
 from tests.launcher.processes import wait_until
 from tests.left_behind import holding
 from tests.ranks.collectives.test_collectives import need
@@ -30,7 +31,9 @@ if os.environ["RANK"] in sys.argv[2].split(","):
     time.sleep(float(sys.argv[3]))
     exec(sys.argv[1])
 try:
-    group.join()
+    joined = group.join()
+    if os.environ.get("TEST_SPLIT"):
+        joined.split([[0, 1], [2]])
 except PeerLostError as error:
     print(error.peer, error, flush=True)
     sys.exit(5)
@@ -159,3 +162,105 @@ def test_it_is_told_for_long_only_where_this_start_is_the_launchers(tasks: str, 
         finally:
             for pid in holding(mark):
                 os.kill(pid, 9)
+
+
+INSIDE = """
+import torch.distributed as dist
+dist.{function} = lambda *given, **named: {death}
+"""
+"""What ends a rank when it is about to join in that function of torch's; the others wait in it then."""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dead", "death"),
+    [
+        ((3, False), 1, "os.kill(os.getpid(), signal.SIGKILL)"),
+        ((3, True), 0, "os._exit(0)"),
+        ((3, True), 2, "os.kill(os.getpid(), signal.SIGKILL)"),
+    ],
+    indirect=["ranks"],
+)
+def test_who_ends_while_torch_joins(ranks: Ranks, dead: int, death: str) -> None:
+    """In C++ the others wait for its address, for as long as their time-out."""
+    need("gloo")
+    ranks.environ["SHARDRUN_COLLECTIVES"] = "gloo"
+    began = time.monotonic()
+    for rank in range(3):
+        ranks.start(rank, INSIDE.format(function="init_process_group", death=death), str(dead))
+    for rank in {0, 1, 2} - {dead}:
+        out, errors, code = ranks.said(rank)
+        assert re.match(rf"{dead} Rank {dead}\b.* ended before all (ranks )?had joined", out), (out, errors)
+        assert code == 5 and "frame #" not in errors and "Exception raised" not in errors, errors
+    assert time.monotonic() - began < SECONDS
+    assert wait_until(lambda: not holding(ranks.mark), absence.SHORTLY + 20), holding(ranks.mark)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "says"),
+    [((3, False), "1 Rank 1"), ((3, True), "None Another rank")],
+    indirect=["ranks"],
+    ids=["one host", "several"],
+)
+def test_who_ends_while_torch_makes_another_group(ranks: Ranks, says: str) -> None:
+    """It has joined, and nothing is beside it any more; the others are connected to it."""
+    need("gloo")
+    ranks.environ |= {"SHARDRUN_COLLECTIVES": "gloo", "TEST_SPLIT": "1"}
+    death = INSIDE.format(function="new_group", death="os.kill(os.getpid(), signal.SIGKILL)")
+    began = time.monotonic()
+    for rank in range(3):
+        ranks.start(rank, death, "1")
+    for rank in (0, 2):
+        out, errors, code = ranks.said(rank)
+        assert out.startswith(f"{says} ended before all ranks had joined.") and code == 5, (out, errors)
+    assert time.monotonic() - began < SECONDS
+
+
+PMIX = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "slurm.pmix.7.0"}
+TASK = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_PROCID": "1", "SLURM_LOCALID": "0",
+        "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "1"}  # fmt: skip
+FAR = {**TASK, "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+NEAR = {**TASK, "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0", "SLURM_LOCALID": "1"}
+PMI = {"PMI_RANK": "1", "PMI_SIZE": "2"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "collectives", "needed", "step"),
+    [
+        (FAR, "auto", True, ""),
+        ({**FAR, **PMIX}, "auto", True, "7.3"),
+        ({**FAR, **PMI}, "auto", True, "7.3"),
+        ({**FAR, **PMIX}, "mpi", True, "7.3"),
+        ({**FAR, **PMIX}, "gloo", True, ""),
+        ({**NEAR, **PMIX}, "auto", True, ""),
+        ({**NEAR, **PMIX}, "mpi", True, "7.3"),
+        ({**FAR, **PMIX, **OPEN_MPI}, "auto", False, ""),
+        ({**FAR, **PMI, "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, "auto", False, ""),
+        (OPEN_MPI, "mpi", False, ""),
+    ],
+)
+def test_where_it_ends_the_step_of_slurm(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], collectives: str, needed: bool, step: str
+) -> None:
+    """Only where ranks wait for each other in MPI_Init, and no mpirun ends them."""
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "PMI", "OMPI_", "SHARDRUN_", "MPI_")):
+            monkeypatch.delenv(name)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    identity = identify()
+    assert (identity.rank, identity.world_size) == (1, 2)
+    assert absence._is_needed(identity) == needed
+    assert absence._step(identity, collectives) == step
+
+
+@pytest.mark.parametrize("ranks", [(2, False), (2, True)], indirect=True, ids=["one host", "several"])
+def test_a_rank_and_the_process_beside_it_are_killed_together(ranks: Ranks) -> None:
+    """As where a whole control group is: nobody is left to tell, and the rank is missed in time."""
+    ranks.environ |= {"SHARDRUN_TIMEOUT": "8", "SHARDRUN_COLLECTIVES": "gloo"}
+    need("gloo")
+    death = "ABSENCE._process.kill(); ABSENCE._process.wait(); os.kill(os.getpid(), signal.SIGKILL)"
+    ranks.start(1, death, "1")
+    ranks.start(0, "pass", "")
+    out, errors, code = ranks.said(0)
+    assert code != 0 and re.search(r"Ranks? 1\b.* did not join within 8 s", out + errors), (out, errors)

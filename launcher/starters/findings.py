@@ -1,0 +1,145 @@
+"""What is known so far of how a job's ranks ended, and which of them was first.
+
+A rank's own words, the end of its connection, the kernel, and what the launching program says of it come in
+several ways and in no order that can be relied on: what says that a rank is gone may overtake what says why,
+and a rank that was ended because of another one may be missed first.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+
+from launcher.errors import LaunchError, RankFailedError
+from launcher.starters import cause
+from launcher.starters.base import Ended
+from launcher.starters.cause import Said, Trouble
+from ranks.talk.connect import EXIT_ORPHANED
+
+_ENDED_BY_OTHERS = (-signal.SIGTERM, -signal.SIGKILL)
+
+
+class Findings:
+    """What has come so far. Used with the job's lock held.
+
+    ``done``: ranks that said so; ``gone``: those whose connection has ended; ``launched``: the end
+    of the launching program; ``some``: that of a rank of which it says no number.
+    """
+
+    def __init__(self, size: int, kernel: Callable[[int], Ended | None]) -> None:
+        """``kernel``: how a rank of this host ended, as far as it says so."""
+        self._size, self._kernel = size, kernel
+        self.said: Said | None = None
+        self.troubles: dict[int, Trouble] = {}
+        self.done: set[int] = set()
+        self.gone: set[int] = set()
+        self.launched: Ended | None = None
+        self.some: Ended | None = None
+        self._named: int | None = None
+
+    def name(self, rank: int | None) -> None:
+        """The launching program says that this rank was the first to end."""
+        if self._named is None and rank is not None and rank >= 0:
+            self._named = rank
+
+    @property
+    def finished(self) -> bool:
+        """Whether all ranks said that they were done."""
+        return len(self.done) == self._size
+
+    def first(self) -> Trouble | None:
+        """The first cause, as far as it is known."""
+        found, named = cause.first(list(self.troubles.values()), self._gave_up), self._first_named()
+        if found is None or named is None or named is found or named.secondary:
+            return found
+        if named.unexplained and (self._gave_up(named.rank) or _is_orphan(named)):
+            return found
+        # The connection of a rank that the launching program ended for another one's sake may be seen to end
+        # before that one's. Who ends by a code may also do so since it misses one that was killed; but where
+        # the program names no rank, it would tell of a kill before that.
+        ended = self._how(named)
+        killed = self._named is None or (ended is not None and (ended.code or 0) < 0)
+        return named if self._ended_by_others(found, killed=killed) else found
+
+    def _first_named(self) -> Trouble | None:
+        """The rank of which the launching program says that it was the first to end."""
+        if self._named is not None:
+            return self.troubles.get(self._named)
+        if self.some is None:
+            return None
+        known = ((trouble, self._how(trouble)) for trouble in self.troubles.values())
+        alike = [trouble for trouble, ended in known if ended is not None and ended.code == self.some.code]
+        return alike[0] if len(alike) == 1 else None
+
+    def _how(self, trouble: Trouble) -> Ended | None:
+        return trouble.ended or self._kernel(trouble.rank)
+
+    def _ended_by_others(self, trouble: Trouble, *, killed: bool) -> bool:
+        """Whether a rank may have been ended for another one's sake, ``killed`` too."""
+        ended = self._how(trouble)
+        if trouble.error is not None or (ended is not None and ended.why):
+            return False
+        code = None if ended is None else ended.code
+        return code is None or code in _ENDED_BY_OTHERS[: 2 if killed else 1]
+
+    def silent(self) -> bool:
+        """Whether the first cause is a rank of which nothing is known but that it is gone."""
+        trouble = self.first()
+        return trouble is not None and not trouble.told and self.some is None
+
+    def certain(self, *, remote: bool) -> bool:
+        """Whether nothing that may still come would change the first cause. ``remote``: ranks are on other
+        hosts, where the process above a rank may still tell of it."""
+        told_all = self.launched is not None and not remote
+        if self.launcher_died or (told_all and self.silent()):
+            return True
+        trouble = self.first()
+        if trouble is None or trouble.secondary or trouble.unexplained:
+            return False
+        # Why a rank is gone is less than how it ended, or what it says itself.
+        return trouble.error is not None or (trouble.ended is not None and trouble.ended.code is not None)
+
+    def only_echoes(self) -> bool:
+        """Whether all that is known are echoes of a rank of which nothing is known yet."""
+        return cause.echoes(self.troubles, self.done, self._size, self._gave_up)
+
+    @property
+    def launcher_died(self) -> bool:
+        """Whether the launching program itself was killed; of a rank's death it tells by its exit code."""
+        return self.launched is not None and (self.launched.code or 0) < 0
+
+    def verdict(
+        self, name: str, *, far: Sequence[str], short: str, started: bool, trace: bool, more: str
+    ) -> RankFailedError | LaunchError:
+        """The error to raise; the arguments are those of `cause.launcher_error` and `cause.error_of`, and the
+        launching program's ``name``."""
+        trouble, launched = self.first(), self.launched
+        said = self._tail(None)
+        aborter = cause.aborter(said)
+        if trouble is not None and not trouble.told:
+            kernel = None if short else self._kernel(trouble.rank)
+            by_others = kernel is not None and kernel.code in _ENDED_BY_OTHERS
+            if by_others and aborter is not None and aborter[0] != trouble.rank:
+                kernel = None
+            trouble.ended = kernel or self.some
+        # An mpirun that was told to end, or was killed, does not say how any rank ended; none is the cause.
+        over = launched is not None or aborter is not None
+        gone = over and (trouble is None or not trouble.told)
+        if trouble is None or gone or (self.launcher_died and trouble.error is None):
+            code = launched.code if launched is not None else None
+            lost = None if self.launcher_died else trouble
+            return cause.launcher_error(
+                name, code, said, started, lost, far=far, short=short, heard=self.said
+            )
+        return cause.error_of(trouble, self._tail(trouble.rank), trace, more=more)
+
+    def _gave_up(self, rank: int) -> bool:
+        return self.said is not None and self.said.gave_up(rank)
+
+    def _tail(self, rank: int | None) -> list[str]:
+        return [] if self.said is None else self.said.tail(rank)
+
+
+def _is_orphan(trouble: Trouble) -> bool:
+    """Whether a rank ended since this process hung up, to hear of another one."""
+    return trouble.ended is not None and trouble.ended.code == EXIT_ORPHANED

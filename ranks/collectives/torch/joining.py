@@ -1,0 +1,61 @@
+"""While torch makes a group, ranks wait in C++ for each other's addresses and connections, and see nothing
+of one that has ended: they would wait for their time-out. So it is made in a thread, while this one looks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+
+from ranks.collectives.rendezvous import Rendezvous
+from ranks.errors import PeerLostError
+from ranks.identity.place import Identity
+from ranks.talk.connect import any_ended
+
+_AGAIN = 0.05  # seconds between two looks
+_GRACE = 1.0  # seconds: a rank that has made the group may have ended well before this one has
+
+
+def attended(make: Callable[[], None], look: Callable[[], None], *, apart: bool) -> None:
+    """Does ``make`` and raises what it raises, unless ``look``, which is called meanwhile, raises
+    `PeerLostError` before: only where it may be done ``apart``, in another thread.
+
+    Then that thread stays where it is, until the library's own time-out: there is no way to call it back.
+    """
+    if not apart:
+        make()
+        return
+    done, problems = threading.Event(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            make()
+        except BaseException as error:  # raised where it is waited for
+            problems.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=work, name="shardrun joining", daemon=True).start()
+    while not done.wait(_AGAIN):
+        try:
+            look()
+        except PeerLostError:
+            if not done.wait(_GRACE):
+                raise
+    if problems:
+        time.sleep(_AGAIN)  # the kernel closes the connections of a rank one by one
+        look()  # it may say more
+        raise problems[0]
+
+
+def see(identity: Identity, rendezvous: Rendezvous | None, connections: Collection[int]) -> None:
+    """Raises `PeerLostError` where a rank has ended to which this one is connected: by ``rendezvous`` on one
+    host, else by Gloo's ``connections``."""
+    if rendezvous is not None:
+        if found := rendezvous.gone():
+            error = rendezvous.lost(found[0])
+            raise PeerLostError(f"{error} before all ranks had joined.", error.peer)
+    elif any_ended(connections):
+        other = 1 - identity.rank if identity.world_size == 2 else None
+        who = "Another rank" if other is None else f"Rank {other}"
+        raise PeerLostError(f"{who} ended before all ranks had joined.", other)

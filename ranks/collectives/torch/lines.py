@@ -1,0 +1,46 @@
+"""A bare connection to the process that serves torch's store: it ends with that, and to ask the store itself
+would have torch print its C++ frames then."""
+
+from __future__ import annotations
+
+import socket
+
+_CONNECT = 5.0  # seconds
+
+
+def is_open(line: socket.socket) -> bool:
+    """Whether the other end of a line is there."""
+    try:
+        return line.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True  # it has nothing to say
+    except OSError:
+        return False
+
+
+def place_of(store: object) -> tuple[str, int] | None:
+    """Where a store is served; None for a file."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host, port = getattr(store, "host", None), getattr(store, "port", None)
+    return None if host is None or port is None else (host, port)
+
+
+def is_there(store: object) -> bool:
+    """Whether a store can be asked: of one whose process is gone torch would print its C++ frames."""
+    line = line_to(store)
+    if line is not None:
+        line.close()
+    return line is not None or place_of(store) is None
+
+
+def line_to(store: object) -> socket.socket | None:
+    """A connection to the process that serves a store, over which nothing is said: it ends with that."""
+    if (place := place_of(store)) is None:
+        return None
+    try:
+        line = socket.create_connection(place, timeout=_CONNECT)
+    except OSError:
+        return None
+    line.setblocking(False)
+    return line

@@ -1,0 +1,223 @@
+"""Which sentence is said first, where the news of one death come in an unlucky order: why a rank ended comes
+after the news that it, or another one, is gone. The order is forced here; a busy machine makes it too."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from launcher.errors import LaunchError, RankFailedError
+from launcher.group import control
+from launcher.group.watch import Job
+from launcher.job.rank_table import RankTable
+from launcher.starters.base import Ended, Handle, Launcher, Pipe
+from launcher.starters.mpirun import MpirunHandle
+from launcher.starters.slurm import SlurmHandle
+from ranks.common.settings import CONTROL, JOB
+from ranks.talk import wire
+from ranks.talk.connect import open_socket
+from ranks.talk.stream import Stream
+
+NOBODY = 1 << 30
+"""The number of no process."""
+LATE = 0.7  # seconds after the first news: longer than the launcher has waited for what a rank says itself
+
+
+class Played(Handle):
+    """Ranks that are played: what is heard of them comes as the test says. ``like``: whose words they are."""
+
+    like: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        reader, self._writer = os.pipe()
+        self.pipes = [Pipe(reader, None, "stderr")]
+        self._over, self._silent = threading.Event(), threading.Event()
+        self._said, self._reported = "", False  # of `MpirunHandle.heard`
+        self._flavour = "openmpi"
+
+    def attribute(self, line: str) -> list[tuple[int | None, str]]:
+        found: list[tuple[int | None, str]] = self.like.attribute(self, line) if self.like else [(None, line)]
+        return found
+
+    def heard(self, line: str) -> Ended | None:
+        found: Ended | None = self.like.heard(self, line) if self.like else None
+        return found
+
+    def say(self, text: str) -> None:
+        os.write(self._writer, text.encode())
+
+    def end(self, ended: Ended) -> None:
+        self._ended.put(ended)
+
+    def shut(self) -> None:
+        """Nothing more is said."""
+        if not self._silent.is_set():
+            self._silent.set()
+            os.close(self._writer)
+
+    def terminate(self) -> None:
+        self.shut()
+        if not self._over.is_set():
+            self._over.set()
+            self._ended.put(None)
+
+    kill = terminate
+
+
+class Player(Launcher):
+    """Starts nothing; notes where ranks would say hello."""
+
+    over_ssh = False
+
+    def __init__(self, name: str, handle: Played) -> None:
+        self.name, self.handle = name, handle
+        self.told: Mapping[str, str] = {}
+
+    def start(
+        self,
+        program: Sequence[str],
+        world_size: int,
+        environment: Mapping[str, str],
+        table: RankTable | None = None,
+    ) -> Handle:
+        self.told = environment
+        return self.handle
+
+
+class Play:
+    """A job of two ranks that this process plays."""
+
+    def __init__(self, name: str, like: Any, short: str) -> None:
+        self.handle = Played()
+        self.handle.like, self.handle.short = like, short
+        player = Player(name, self.handle)
+        self.job = Job(player, ["serve"], 2, environment={})
+        self.streams = [Stream(open_socket(CONTROL.text(player.told))) for _ in range(2)]
+        for rank, stream in enumerate(self.streams):
+            hello = {"job": JOB.text(player.told), "rank": rank, "world_size": 2, "pid": 0, "host": "h"}
+            stream.send(wire.Message(wire.Kind.HELLO, hello, {}))
+        self.job.wait_for(lambda: len(self.job._peers) == 2, 20, "say hello")
+
+    def gone(self, rank: int) -> None:
+        """The connection of a rank ends."""
+        self.streams[rank].close()
+
+    def misses(self, rank: int, peer: int | None) -> None:
+        """A rank says that another one is gone."""
+        error = {"type": "PeerLostError", "message": f"Rank {peer} ended", "secondary": True, "peer": peer}
+        self.streams[rank].send(wire.Message(wire.Kind.ERROR, {**error, "expected": True}, {}))
+
+    def failure(self) -> str:
+        """The first sentence."""
+        with pytest.raises((RankFailedError, LaunchError)) as caught:
+            self.job.wait_for(lambda: False, 30, "fail")
+        return str(caught.value)
+
+    def close(self) -> None:
+        self.job.close()
+        for stream in self.streams:
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+@pytest.fixture
+def play(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
+    # Or the kernel would say that this process is the ranks, which the launcher ends.
+    monkeypatch.setattr(control, "_pid_of", lambda sock: NOBODY)
+    made = Play(*request.param)
+    yield made
+    made.close()
+
+
+ALONE, MPIRUN, SRUN = ("local", None, ""), ("mpirun", MpirunHandle, ""), ("slurm", SlurmHandle, "")
+SHORT = ("mpirun", MpirunHandle, " /tmp has 200 KB free, and MPI may need 32 MB there: free some space.")
+
+ABORT = (
+    "prterun has exited due to process rank 1 with PID 0 on node h calling\n"
+    '"abort". This may have caused other processes in the application to be\n'
+    "terminated by signals sent by prterun (as reported here).\n"
+)
+LOST = "[1,{}]<stderr>: [h:00000] *** An error occurred in Socket closed\n"
+SIGNAL = (
+    "prterun noticed that process rank 1 with PID 7 on node h exited on signal 11 (Segmentation fault).\n"
+)
+
+
+@pytest.mark.parametrize("play", [ALONE, MPIRUN, SRUN], indirect=True, ids=lambda given: given[0])
+@pytest.mark.parametrize("peer", [1, None])
+def test_the_end_of_a_rank_comes_after_the_word_of_one_that_misses_it(play: Play, peer: int | None) -> None:
+    play.misses(0, peer)
+    time.sleep(LATE)
+    play.handle.end(Ended(1, -9))
+    assert play.failure().startswith("rank 1 on host h was killed by SIGKILL.")
+
+
+@pytest.mark.parametrize("play", [MPIRUN], indirect=True)
+def test_the_end_of_a_rank_comes_after_that_of_one_whose_mpi_missed_it(play: Play) -> None:
+    play.handle.say(LOST.format(0))
+    play.handle.end(Ended(0, 14))
+    time.sleep(LATE)
+    play.handle.end(Ended(1, -9))
+    assert play.failure().startswith("rank 1 on host h was killed by SIGKILL.")
+
+
+@pytest.mark.parametrize("play", [ALONE], indirect=True)
+def test_how_a_rank_ended_comes_after_the_end_of_the_way_to_its_host(play: Play) -> None:
+    """As of one that the agent on its host was killed with."""
+    play.handle.end(Ended(1, None, "the ssh connection to h ended"))
+    time.sleep(0.2)
+    play.handle.end(Ended(1, -9))
+    assert play.failure().startswith("rank 1 on host h was killed by SIGKILL.")
+
+
+@pytest.mark.parametrize(
+    ("play", "said"),
+    [(MPIRUN, SIGNAL), (SRUN, "srun: error: h: task 1: Segmentation fault (core dumped)\n")],
+    indirect=["play"],
+    ids=["mpirun", "srun"],
+)
+def test_the_rank_that_was_ended_for_another_one_s_sake_is_missed_first(play: Play, said: str) -> None:
+    play.gone(0)
+    play.handle.say(said)
+    time.sleep(0.1)
+    play.gone(1)
+    assert play.failure().startswith("rank 1 on host h was killed by SIGSEGV.")
+
+
+@pytest.mark.parametrize("play", [MPIRUN], indirect=True)
+def test_what_mpirun_says_is_read_after_its_end(play: Play) -> None:
+    play.gone(1)
+    play.handle.end(Ended(None, 139))
+    time.sleep(LATE)
+    play.handle.say(SIGNAL)
+    play.handle.shut()
+    assert play.failure().startswith("rank 1 on host h was killed by SIGSEGV.")
+
+
+@pytest.mark.parametrize(
+    ("play", "before", "expected"),
+    [
+        (SHORT, "", "mpirun ended with exit code 14 while the ranks were running. /tmp has 200 KB free,"),
+        (MPIRUN, "", "rank 1 on host h ended with exit code 14.\nIts last lines:\n  no such device"),
+        (MPIRUN, LOST.format(1), "rank 0 on host h is gone: the MPI of rank 1 lost its connection"),
+    ],
+    indirect=["play"],
+    ids=["no room", "its own reason", "a lost connection"],
+)
+def test_the_mpi_of_a_rank_ended_the_job_and_another_rank_is_missed_first(
+    play: Play, before: str, expected: str
+) -> None:
+    """It did so for a reason of its own, unless it says that it lost a connection."""
+    play.gone(0)
+    play.handle.say(f"[1,1]<stderr>: no such device\n{before}{ABORT}")
+    play.handle.end(Ended(None, 14))
+    play.handle.shut()
+    play.gone(1)
+    assert play.failure().startswith(expected)
