@@ -87,6 +87,10 @@ class Absence:
         self._stays = False  # it serves them itself
         self._say(json.dumps({"gone": gone, "told": [*told]}).encode() + b"\n")
 
+    def all_came(self, ranks: Collection[int]) -> None:
+        """All have met at this rank, and nobody comes there any more to hear of its end."""
+        self._say(json.dumps({"told": [*ranks]}).encode() + b"\n")
+
     def failed(self, identity: Identity, error: Exception) -> None:
         """This rank could not join. Where that is its own fault, the others are to hear of its end."""
         others = isinstance(error, CollectiveTimeoutError | PeerLostError)

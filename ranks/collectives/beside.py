@@ -24,12 +24,13 @@ def tell(said: Sequence[bytes]) -> None:
 def _tell(said: Sequence[bytes]) -> None:
     first, *heard = map(json.loads, said)
     identity = Identity(**first["identity"])
-    news = heard[0] if heard else {}
-    gone: str = news.get("gone", gone_text(identity.rank, identity.host))
+    gone: str = next((news["gone"] for news in heard if "gone" in news), "")
+    gone = gone or gone_text(identity.rank, identity.host)
+    told = {rank for news in heard for rank in news["told"]}
     if first["step"]:
         _end_step(first["step"], gone)
         return
-    late = set(range(identity.world_size)) - {identity.rank, rank_of(gone), *news.get("told", ())}
+    late = set(range(identity.world_size)) - {identity.rank, rank_of(gone), *told}
     if identity.shares_host:
         from ranks.collectives.meeting import tell_gone
 

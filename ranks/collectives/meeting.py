@@ -169,6 +169,7 @@ def _listen(identity: Identity, ranks: Sequence[int], timeout: float) -> dict[in
                     raise PeerLostError(
                         f"Rank {rank} (pid {pids[rank]}) ended before all ranks had joined.", rank
                     )
+        ABSENCE.all_came(ranks)
         # The name is free again before anyone is told, so that the next group of this job can have it.
         listener.close()
         for peer in peers.values():

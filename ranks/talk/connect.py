@@ -97,6 +97,14 @@ def cut(inodes: Collection[int]) -> None:
                 own.shutdown(socket.SHUT_RDWR)
 
 
+def cut_to(port: int) -> None:
+    """Ends this process's connections to such a port, on whichever host."""
+    for _, own in _connections():
+        with contextlib.suppress(OSError):
+            if own.getpeername()[1] == port:
+                own.shutdown(socket.SHUT_RDWR)
+
+
 def any_ended(inodes: Collection[int]) -> bool:
     """Whether one of these TCP connections, by `timed_connections`, has ended at either end."""
     return not set(inodes) <= {inode for inode, own in _connections() if not _is_over(own)}

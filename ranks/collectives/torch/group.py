@@ -263,7 +263,7 @@ class Membership:
                 check(of_this_start("shardrun-check", there))
             with self._settings(), contextlib.ExitStack() as open_:
                 make = partial(self.groups.make, self._store, identity, device)
-                attended(make, self._lookout(open_), apart=backend == "gloo")
+                attended(make, self._lookout(open_), self._store, apart=backend == "gloo")
             self.last_word = LastWord(self.group)
             if self._rendezvous is None and backend != "gloo":
                 self._news = News(dist, self.group)
@@ -294,7 +294,7 @@ class Membership:
                 for group in groups:
                     made[group] = self.groups.part(group, mine=group == mine)
 
-            attended(make, self._see, apart=self._backend == "gloo")
+            attended(make, self._see, self._store, apart=self._backend == "gloo")
         forks.never_freed(made[mine])
         return made[mine]
 

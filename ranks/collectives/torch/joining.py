@@ -8,19 +8,23 @@ import time
 from collections.abc import Callable, Collection
 
 from ranks.collectives.rendezvous import Rendezvous
+from ranks.collectives.torch.lines import place_of
+from ranks.collectives.torch.protocols import Store
 from ranks.errors import PeerLostError
 from ranks.identity.place import Identity
-from ranks.talk.connect import any_ended
+from ranks.talk.connect import any_ended, cut_to
 
 _AGAIN = 0.05  # seconds between two looks
 _GRACE = 1.0  # seconds: a rank that has made the group may have ended well before this one has
 
 
-def attended(make: Callable[[], None], look: Callable[[], None], *, apart: bool) -> None:
+def attended(make: Callable[[], None], look: Callable[[], None], store: Store | None, *, apart: bool) -> None:
     """Does ``make`` and raises what it raises, unless ``look``, which is called meanwhile, raises
     `PeerLostError` before: only where it may be done ``apart``, in another thread.
 
-    Then that thread stays where it is, until the library's own time-out: there is no way to call it back.
+    Then that thread loses its connection to the ``store``, at which it ends: were it to come back while
+    Python takes the process apart, that would end by SIGABRT. From another store, or from Gloo's connecting,
+    it does not come back before the library's own time-out.
     """
     if not apart:
         make()
@@ -41,6 +45,9 @@ def attended(make: Callable[[], None], look: Callable[[], None], *, apart: bool)
             look()
         except PeerLostError:
             if not done.wait(_GRACE):
+                if (place := place_of(store)) is not None:
+                    cut_to(place[1])
+                    done.wait(_GRACE)
                 raise
     if problems:
         time.sleep(_AGAIN)  # the kernel closes the connections of a rank one by one

@@ -13,6 +13,7 @@ from datetime import timedelta
 from types import ModuleType
 
 from ranks.collectives.absence import ABSENCE, rank_of
+from ranks.collectives.torch.error import is_loss
 from ranks.collectives.torch.lines import is_open, is_there, line_to, place_of
 from ranks.collectives.torch.protocols import Store
 from ranks.common import sources
@@ -118,11 +119,14 @@ class Lookout:
 
     def __init__(self, store: Store, identity: Identity, *, apart: bool = False) -> None:
         """``apart``: over a connection of its own, where another thread waits for the store."""
-        self._identity = identity
+        self._identity, self._apart = identity, apart
         self._line = None if identity.rank == 0 or _agent_serves() else line_to(store)
         if apart and (place := place_of(store)) is not None:
             dist: ModuleType = torch_import.load("torch.distributed")
-            store = _maker(dist, place, identity.world_size, _ANSWERS, serves=False)()
+            try:
+                store = _maker(dist, place, identity.world_size, _ANSWERS, serves=False)()
+            except RuntimeError as error:
+                raise self._unserved(error) from error
         self.there = of_this_start(_MEETING, store)
 
     def look(self) -> None:
@@ -130,11 +134,14 @@ class Lookout:
         hear of it."""
         there, identity = self.there, self._identity
         if self._line is not None and not is_open(self._line):
-            raise PeerLostError(_FIRST_GONE, 0)
-        if not there.check([_GONE]):
-            return
-        gone = there.get(_GONE).decode(errors="replace")
-        there.set(f"{_HEARD}{identity.rank}", "")
+            raise self._first_gone()
+        try:
+            if not there.check([_GONE]):
+                return
+            gone = there.get(_GONE).decode(errors="replace")
+            there.set(f"{_HEARD}{identity.rank}", "")
+        except RuntimeError as error:
+            raise self._unserved(error) from error
         if identity.rank == 0:
             others = [rank for rank in range(1, identity.world_size) if there.check([str(rank)])]
             until = time.monotonic() + _HEARING
@@ -145,10 +152,35 @@ class Lookout:
             ABSENCE.heard(gone, told)
         raise PeerLostError(gone[:_LONGEST_WORD], rank_of(gone))
 
+    def _unserved(self, error: RuntimeError) -> Exception:
+        """What it means where the store cannot be asked."""
+        by_rank_0 = self._identity.rank != 0 and not _agent_serves()
+        return self._first_gone() if by_rank_0 and is_loss(error) else error
+
+    def _first_gone(self) -> PeerLostError:
+        return _last_news(self._identity) if self._apart else PeerLostError(_FIRST_GONE, 0)
+
     def close(self) -> None:
         """Lets go of the store."""
         if self._line is not None:
             self._line.close()
+
+
+def _last_news(identity: Identity) -> PeerLostError:
+    """That rank 0, where all had met, has ended; what was beside it may tell why, and waits to be heard."""
+    address, port = meeting_place(identity)
+    number = parse_whole(port, 1, MAX_PORT) or 0
+    dist: ModuleType = torch_import.load("torch.distributed")
+    deadline = time.monotonic() + _FOLLOWING
+    try:
+        _until_listening(address, number, identity.rank, _FOLLOWING, deadline)
+        make = _maker(dist, (address, number), identity.world_size, _FOLLOWING, serves=False)
+        _met(make, identity, (address, number), _FOLLOWING, deadline, serves=False)
+    except PeerLostError as error:
+        return error
+    except (RuntimeError, OSError, CollectiveError):
+        pass
+    return PeerLostError(_FIRST_GONE, 0)
 
 
 def tell_gone(identity: Identity, gone: str, late: Collection[int], seconds: float) -> None:
