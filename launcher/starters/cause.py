@@ -219,8 +219,7 @@ def launcher_error(
         if heard is None or not heard.gave_up(
             rank
         ):  # for a reason of its own, and the others were ended with it
-            last = () if heard is None else heard.tail(rank)
-            return error_of(Trouble(rank, host, ended=Ended(rank, code, _BY_ABORT)), last)
+            return error_of(Trouble(rank, host, ended=Ended(rank, code, _BY_ABORT)), _last(heard, rank))
         # The exit code is that of the rank whose MPI gave up.
         why = f"the MPI of rank {rank} lost its connection and ended the job"
         return error_of(replace(lost, ended=Ended(lost.rank, None, why)), ())
@@ -228,7 +227,7 @@ def launcher_error(
     aborted = any(_ABORTED in line for line in tail)
     if started and lost is not None and not lost.told and not short and code is not None and code > 1:
         # What mpirun ends with is how the rank that failed first ended; its own failures end with 1.
-        return error_of(replace(lost, ended=Ended(lost.rank, code)), ())
+        return error_of(replace(lost, ended=Ended(lost.rank, code)), _last(heard, lost.rank))
     message += short
     if lost is not None and not short and not aborted:
         message += (
@@ -249,6 +248,10 @@ def launcher_error(
     if tail:
         message += " It said:\n" + "\n".join(f"  {line}" for line in tail if line.strip("- "))
     return RankFailedError(message) if started else LaunchError(message)
+
+
+def _last(heard: Said | None, rank: int) -> Sequence[str]:
+    return () if heard is None else heard.tail(rank)
 
 
 def _lost_host(tail: Sequence[str], far: Sequence[str]) -> str | None:

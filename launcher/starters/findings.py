@@ -55,11 +55,13 @@ class Findings:
         if named.unexplained and (self._gave_up(named.rank) or _is_orphan(named)):
             return found
         # The connection of a rank that the launching program ended for another one's sake may be seen to end
-        # before that one's. Who ends by a code may also do so since it misses one that was killed; but where
-        # the program names no rank, it would tell of a kill before that.
+        # before that one's. Who was killed may itself be such a rank. Who ends by a code may do so since it
+        # misses one that was killed; but a program that names no rank would tell of a kill before that.
         ended = self._how(named)
-        killed = self._named is None or (ended is not None and (ended.code or 0) < 0)
-        return named if self._ended_by_others(found, killed=killed) else found
+        code = 0 if ended is None else ended.code or 0
+        if code in _ENDED_BY_OTHERS:
+            return found
+        return named if self._ended_by_others(found, crashed=code < 0) else found
 
     def _first_named(self) -> Trouble | None:
         """The rank of which the launching program says that it was the first to end."""
@@ -74,13 +76,15 @@ class Findings:
     def _how(self, trouble: Trouble) -> Ended | None:
         return trouble.ended or self._kernel(trouble.rank)
 
-    def _ended_by_others(self, trouble: Trouble, *, killed: bool) -> bool:
-        """Whether a rank may have been ended for another one's sake, ``killed`` too."""
+    def _ended_by_others(self, trouble: Trouble, *, crashed: bool) -> bool:
+        """Whether a rank may have been ended for the sake of another one, which ``crashed`` or ended by a
+        code."""
         ended = self._how(trouble)
         if trouble.error is not None or (ended is not None and ended.why):
             return False
-        code = None if ended is None else ended.code
-        return code is None or code in _ENDED_BY_OTHERS[: 2 if killed else 1]
+        if ended is None or ended.code is None:
+            return crashed
+        return ended.code in (_ENDED_BY_OTHERS if crashed or self._named is None else (-signal.SIGTERM,))
 
     def silent(self) -> bool:
         """Whether the first cause is a rank of which nothing is known but that it is gone."""

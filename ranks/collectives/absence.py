@@ -48,10 +48,9 @@ class Absence:
     def stand(self, identity: Identity, collectives: str = "") -> None:
         """Starts it, unless whatever starts the ranks ends them all where one ends. ``collectives``: by which
         they are to join; "" as the environment says."""
-        if sys.platform != "linux" or self._process is not None or not _is_needed(identity):
+        if sys.platform != "linux" or self._process is not None or not _is_needed(identity, collectives):
             return
         watched: list[int] = []
-        step = _step(identity, collectives or settings.collectives())
         try:
             # Here: this rank may end before that one has begun.
             watched.append(os.pidfd_open(os.getpid()))
@@ -62,8 +61,7 @@ class Absence:
                 pass_fds=watched,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                # It says something only where it ends the step.
-                stderr=None if step else subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
                 bufsize=0,
             )
         except (OSError, AttributeError):  # a rank itself says what is short
@@ -77,7 +75,6 @@ class Absence:
         first = {
             "identity": dataclasses.asdict(identity),
             "seconds": LINGER_SECONDS if self._stays else SHORTLY,
-            "step": step,
         }
         self._say(json.dumps(first).encode() + b"\n")
 
@@ -139,28 +136,17 @@ def rank_of(gone: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _is_needed(identity: Identity) -> bool:
+def _is_needed(identity: Identity, collectives: str) -> bool:
     if settings.CONTROL.text() or identity.world_size == 1:
         return False
-    if sources.by_mpi(identity.source) and not of_srun(identity):  # an mpirun ends them all
+    # An mpirun ends them all; an srun need not, but in MPI_Init nobody hears of anything.
+    if sources.by_mpi(identity.source) and (not of_srun(identity) or _by_mpi(identity, collectives)):
         return False
     ends_all = settings.RUN_ALL.text() or os.environ.get(sources.TORCHELASTIC_RUN_ID)
     return not (ends_all and identity.shares_host)
 
 
-def _step(identity: Identity, collectives: str) -> str:
-    """The step of Slurm that is to end with this rank: who waits for it in MPI_Init hears of nothing, and
-    srun without ``-K`` ends nobody. "" where the others can be told."""
-    if not (sources.by_mpi(identity.source) and of_srun(identity)):
-        return ""
-    from ranks.collectives import BACKENDS, choose
-
-    with contextlib.suppress(KeyError):  # no such collectives, as is told where it is needed
-        chosen = choose(identity) if collectives == "auto" else collectives
-        if BACKENDS[chosen].nested:
-            kinds = BACKENDS.own().items()
-            chosen = choose(identity, besides=[name for name, kind in kinds if kind.nested])
-        if BACKENDS[chosen].by_mpi:
-            job, step = (os.environ.get(name, "") for name in (sources.SLURM_JOB_ID, sources.SLURM_STEP_ID))
-            return f"{job}.{step}" if job and step else ""
-    return ""
+def _by_mpi(identity: Identity, collectives: str) -> bool:
+    """Whether the ranks join by MPI, which they could."""
+    name = collectives or settings.collectives()
+    return name == "mpi" or (name in {"auto", "hierarchical"} and not identity.shares_host)

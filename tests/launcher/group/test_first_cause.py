@@ -23,6 +23,7 @@ from ranks.common.settings import CONTROL, JOB
 from ranks.talk import wire
 from ranks.talk.connect import open_socket
 from ranks.talk.stream import Stream
+from tests.launcher.processes import wait_until
 
 NOBODY = 1 << 30
 """The number of no process."""
@@ -108,6 +109,7 @@ class Play:
     def gone(self, rank: int) -> None:
         """The connection of a rank ends."""
         self.streams[rank].close()
+        assert wait_until(lambda: rank in self.job._found.gone, 20)
 
     def misses(self, rank: int, peer: int | None) -> None:
         """A rank says that another one is gone."""
@@ -189,6 +191,15 @@ def test_the_rank_that_was_ended_for_another_one_s_sake_is_missed_first(play: Pl
     time.sleep(0.1)
     play.gone(1)
     assert play.failure().startswith("rank 1 on host h was killed by SIGSEGV.")
+
+
+@pytest.mark.parametrize("play", [SRUN], indirect=True)
+def test_a_rank_that_was_ended_is_named_first(play: Play) -> None:
+    """By an srun that has lost the host of another one."""
+    play.gone(1)
+    play.handle.say("srun: error: h: task 0: Killed\n")
+    play.gone(0)
+    assert play.failure().startswith("rank 1 on host h is gone, and nothing says why.")
 
 
 @pytest.mark.parametrize("play", [MPIRUN], indirect=True)
