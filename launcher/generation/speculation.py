@@ -163,5 +163,5 @@ def _settle(sample: Sample, row: Scores, guess: Guess | None) -> tuple[int, bool
     # What the guesses give too little of.
     rest = np.maximum(wanted - guess.spread, 0)
     rest = rest if rest.any() else wanted  # both are alike but for rounding
-    left = sampling.Candidates(None, (rest / rest.max()).astype(np.float32))
+    left = sampling.Candidates(None, np.rint((rest / rest.max()).astype(np.float32) * sampling.UNITS))
     return left.pick(sampling.uniform(sample.seed, number, position)), False

@@ -23,6 +23,7 @@ _DIGITS = ((20, 127 << 3, 321), (13, 0, 128), (6, 0, 128), (0, 0, 64))
 and how many different digits there are. The first ones are those of 1 to 2 ** 40: the exponent, and three
 bits more."""
 
+Sums = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 Drawing = Generator[Numbers, Numbers, "list[int] | None"]
 """One rank's part in a draw: what it tells, then is sent what each rank tells (ranks, numbers). It ends with
@@ -65,9 +66,9 @@ def drawing(scores: Row, rank: int, draw: Draw) -> Drawing:
     best = float((yield np.array([scores.max()], np.float64)).max())
     if not np.isfinite(best):
         return None
-    units = sampling.units(sampling.weigh(scores, best, draw.temperature))
+    units = sampling.weigh(scores, best, draw.temperature)
     least = float(np.float32(draw.min_p) * sampling.UNITS)
-    likely = int((units[units >= np.float32(least)] if least else units).astype(np.int64).sum())
+    likely = sampling.total(np.where(units >= np.float32(least), units, np.float32(0)) if least else units)
     if draw.top_p < 1:
         kept = yield from _nucleus(units, rank, draw.top_p, (least, likely))
     else:
@@ -90,16 +91,18 @@ def drawing(scores: Row, rank: int, draw: Draw) -> Drawing:
 class _Kept:
     """What may be drawn."""
 
-    of_ranks: sampling.Units
+    of_ranks: Sums
     """The units of each rank."""
     least: float
     """Tokens of fewer units may not."""
     ties: int | None = None
     """So many of this rank's tokens of just as many units may; None: all."""
 
-    def among(self, units: Row) -> sampling.Units:
+    def among(self, units: Row) -> Row:
         """The units of this rank's tokens; 0 for those that may not be drawn."""
-        own = np.where(units >= np.float32(self.least), units, np.float32(0)).astype(np.int64)
+        if not self.least:
+            return units
+        own = np.where(units >= np.float32(self.least), units, np.float32(0))
         if self.ties is not None:
             own[np.flatnonzero(units == np.float32(self.least))[self.ties :]] = 0
         return own
@@ -139,12 +142,12 @@ def _nucleus(
     return _Kept(kept + taken * each, float(each), int(taken[rank]))
 
 
-def _told(sums: sampling.Units) -> Numbers:
+def _told(sums: Sums) -> Numbers:
     """Whole numbers as they travel, to the bit."""
     return sums.astype(np.int64).view(np.float64)
 
 
-def _whole(told: Numbers) -> sampling.Units:
+def _whole(told: Numbers) -> Sums:
     return told.view(np.int64)
 
 

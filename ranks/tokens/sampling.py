@@ -22,7 +22,6 @@ CHOOSE, ACCEPT, DRAFT = 0, 1, 2
 """What a random number is for."""
 UNITS = np.float32(2.0**40)
 """Units of the likeliest token. No vocabulary has more than 2 ** 63 of them."""
-Units = NDArray[np.int64]
 _BLOCK = 128
 _FEW = 512  # values are sorted
 
@@ -34,17 +33,22 @@ def uniform(seed: int, sample: int, position: int, purpose: int = CHOOSE) -> flo
 
 
 def weigh(scores: Row, best: float, temperature: float) -> Row:
-    """Weights in proportion to the probabilities of tokens: 1 for one with the ``best`` score of all."""
+    """The probabilities of tokens in units: whole numbers. ``best``: the best score of all."""
     weights: Row = scores - np.float32(best)
     weights /= np.float32(temperature)
     np.exp(weights, out=weights)
-    return weights
+    weights *= UNITS
+    return np.rint(weights, out=weights)
 
 
-def units(weights: Row) -> Row:
-    """Weights of at most 1 in units: whole numbers."""
-    whole: Row = np.rint(weights * UNITS)
-    return whole
+def total(whole: Row) -> int:
+    """The sum of units."""
+    return int(_blocks(whole).sum())
+
+
+def _blocks(whole: Row) -> NDArray[np.int64]:
+    """The sums of blocks: exact as float64, since each is below 2 ** 53."""
+    return np.add.reduceat(whole, np.arange(0, len(whole), _BLOCK), dtype=np.float64).astype(np.int64)
 
 
 def enough(total: int, share: float) -> int:
@@ -57,33 +61,31 @@ def aim(number: float, total: int) -> int:
     return int(number * 2**53) * total >> 53
 
 
-def find(whole: Units, wanted: Sequence[int]) -> list[int]:
+def find(whole: Row, wanted: Sequence[int]) -> list[int]:
     """The places of the tokens that have these units, which are counted from the first token's on."""
     # Sums of blocks first: running sums of a whole vocabulary take half a millisecond.
-    starts = np.arange(0, len(whole), _BLOCK)
-    blocks = np.cumsum(np.add.reduceat(whole, starts))
+    ends = np.cumsum(_blocks(whole))
     found = []
     for unit in wanted:
-        block = int(np.searchsorted(blocks, unit, side="right"))
-        begin = int(starts[block])
-        sums = np.cumsum(whole[begin : begin + _BLOCK])
-        rest = unit - (int(blocks[block - 1]) if block else 0)
+        block = int(np.searchsorted(ends, unit, side="right"))
+        begin = block * _BLOCK
+        sums = np.cumsum(whole[begin : begin + _BLOCK].astype(np.int64))
+        rest = unit - (int(ends[block - 1]) if block else 0)
         found.append(begin + int(np.searchsorted(sums, rest, side="right")))
     return found
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The tokens that may be chosen, by rising id, with weights of at most 1 in proportion to their
-    probabilities. ``ids`` None: all of the vocabulary."""
+    """The tokens that may be chosen, by rising id, with their probabilities in units (`weigh`). ``ids`` None:
+    all of the vocabulary."""
 
     ids: NDArray[np.int64] | None
     weights: NDArray[np.float32]
 
     def pick(self, number: float) -> int:
         """The token that a number of [0, 1) picks."""
-        whole = units(self.weights).astype(np.int64)
-        [place] = find(whole, [aim(number, int(whole.sum()))])
+        [place] = find(self.weights, [aim(number, total(self.weights))])
         return place if self.ids is None else int(self.ids[place])
 
     def among(self, ids: NDArray[np.int64] | None) -> Candidates:
@@ -112,9 +114,9 @@ def candidates(scores: Row, options: SamplingOptions) -> Candidates:
     weights = weigh(scores, best, options.temperature or 1.0)
     kept: NDArray[np.bool_] | None = None
     if options.top_p is not None and options.top_p < 1:
-        kept = _nucleus(units(weights).astype(np.int64), options.top_p)
+        kept = _nucleus(weights, options.top_p)
     if options.min_p:
-        likely = units(weights) >= np.float32(options.min_p) * UNITS  # the likeliest has weight 1
+        likely = weights >= np.float32(options.min_p) * UNITS
         kept = likely if kept is None else kept & likely
     if kept is None:
         return Candidates(ids, weights)
@@ -131,24 +133,24 @@ def highest(values: Row, count: int) -> np.float32:
     return np.partition(values, len(values) - count)[len(values) - count]  # type: ignore[no-any-return]
 
 
-def _nucleus(whole: Units, share: float) -> NDArray[np.bool_]:
+def _nucleus(whole: Row, share: float) -> NDArray[np.bool_]:
     """Which tokens are the fewest, likeliest ones that together have a share of all units."""
-    need = enough(int(whole.sum()), share)
+    need = enough(total(whole), share)
     # Halves, and not a sort of all: those above `active` are all kept, those below none.
     active, above, count = whole, 0, 0
     while len(active) > _FEW:
-        high = np.flatnonzero(active >= active.mean())
+        high = np.flatnonzero(active >= active.mean(dtype=np.float64))
         if len(high) in {0, len(active)}:
             break  # all are equal
         upper = active[high]
-        sum_upper = int(upper.sum())
+        sum_upper = total(upper)
         if above + sum_upper >= need:
             active = upper
         else:
             above, count = above + sum_upper, count + len(high)
             active = active[np.flatnonzero(active < upper.min())]
     falling = np.sort(active)[::-1]
-    place = int(np.searchsorted(np.cumsum(falling), need - above, side="left"))
+    place = int(np.searchsorted(np.cumsum(falling.astype(np.int64)), need - above, side="left"))
     kept: NDArray[np.bool_] = whole > falling[place]
     # Of equal ones at the border, those with the lowest ids.
     equal = np.flatnonzero(whole == falling[place])

@@ -97,7 +97,7 @@ def test_tokens_come_as_often_as_a_softmax_says(given: dict[str, Any], size: int
     kept[order[before < given.get("top_p", 1)]] = True
     chances[~(kept & likely)] = 0
     chances /= chances.sum()
-    count = 40_000
+    count = 8_000
     numbers = ((np.arange(count) + 0.5) / count).tolist()
     found = picked(row, SamplingOptions(temperature=1.3, **given), numbers, 3)
     shares = np.bincount(found, minlength=size) / count
