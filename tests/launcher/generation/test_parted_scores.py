@@ -165,7 +165,7 @@ def test_a_seed_gives_one_text_on_any_number_of_ranks(
         {"temperature": 1.4, "top_p": 0.9, "repetition_penalty": 1.2},
         {"temperature": 1.4, "min_p": 0.01, "logprobs": 1},
     ]
-    given = [{"max_new_tokens": 20, "ignore_eos": True, "seed": 8, **more} for more in given]
+    given = [{"max_new_tokens": COUNT, "ignore_eos": True, "seed": 8, **more} for more in given]
     found, calls = led(
         tmp_path / "slices",
         lambda model: [model.generate(PROMPT, **options).finish() for options in given],
