@@ -59,13 +59,12 @@ class Search:
         return max(2, 1 + len(self.limits.ends)) * self.width
 
     @property
-    def wants(self) -> list[Want | None]:
+    def wants(self) -> list[Want]:
         """What the next token of each beam needs of the model's logits."""
         return [self._want(beam) for beam in self.beams]
 
-    def _want(self, beam: Beam) -> Want | None:
-        also = beam.penalties.touched()
-        return None if also is None else Want(self._considered, also, logs=True, slack=abs(beam.score))
+    def _want(self, beam: Beam) -> Want:
+        return Want(self._considered, beam.penalties.touched(), logs=True, slack=abs(beam.score))
 
     def advance(self, rows: list[Scores]) -> list[int]:
         """Goes on by one token by the logits of each beam; of which beam each new one is a continuation."""

@@ -22,7 +22,7 @@ from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunE
 from launcher.generation.decoder import Arrays, Decoder, Ids, Sequence
 from launcher.generation.generate import Manner, Prepared, prepare, run_ahead
 from launcher.generation.options import GenerateOptions, options_of
-from launcher.generation.sample import Sample, make_samples
+from launcher.generation.sample import Sample, make_samples, want_of_all
 from launcher.generation.scoring import NOTHING, one_by_one, scores_of, scores_of_each
 from launcher.generation.streams import EngineFullError, EngineLimits, Stream
 from launcher.generation.text.tokenizer import Tokenizer
@@ -279,7 +279,7 @@ class Engine:
             samples: list[Sample] = []
             if request.read + len(ids) == len(request.prepared.read):
                 samples = self._samples(request.prepared)
-            want = samples[0].want() if samples else NOTHING  # all samples want the same of it
+            want = want_of_all(samples) if samples else NOTHING
             [scores] = scores_of(request.state, ids, [want])
             request.read += len(ids)
             if samples:

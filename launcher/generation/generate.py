@@ -23,7 +23,7 @@ from launcher.generation.decoder import (
     check_room,
 )
 from launcher.generation.options import NEW_TOKENS, GenerateOptions, options_of
-from launcher.generation.sample import Event, Limits, Sample, Texts, make_samples
+from launcher.generation.sample import Event, Limits, Sample, Texts, make_samples, want_of_all
 from launcher.generation.scoring import read_prompt, scores_of, scores_of_each
 from launcher.generation.speculation import Draft, Guesser, Lookup, grow
 from launcher.generation.text.grammar import Grammar, grammar_of
@@ -318,7 +318,7 @@ def _events(
         samples = make_samples(
             options, decoder.vocabulary, prompt, limits, tokenizer, grammar=prepared.grammar
         )
-        scores = read_prompt(state, prompt, samples[0].want(), options.chunk)  # all want the same of it
+        scores = read_prompt(state, prompt, want_of_all(samples), options.chunk)
         states = [state]
         for _ in samples[1:]:
             states.append(state.fork())

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
-from launcher.generation.decoder import Arrays, Ids, Logits, Sequence, step_each
+from launcher.generation.decoder import Arrays, Ids, Logits, Sequence
 from launcher.generation.runs import TokenRun, TokenRunHost
-from launcher.generation.scoring import Wants, alike, asked, checked, one_by_one, whole
+from launcher.generation.scoring import Wants, alike, asked, checked, one_by_one, probing, whole
 from launcher.generation.stateful import Program, SaidOfDecoder, StatefulDecoder, StatefulSequence
 from ranks.state.rows import Batch
 from ranks.state.session import Session
@@ -92,9 +92,8 @@ class ResidentDecoder(StatefulDecoder):
             return one_by_one(sequences, ids, wants)
         with self.turn:
             if not self._proved and len({one.length for one in mine}) > 1:
-                return [Scores(rows[0]) for rows in self._prove(mine, ids)]
-            ask = asked(self.logits, self.vocabulary, wants)
-            found = self.read(self._gather(mine).step(np.asarray(ids), ask), ask)
+                return self._prove(mine, ids, wants)
+            found = self._batch_step(mine, ids, wants)
             for one, token in zip(mine, ids.tolist(), strict=True):
                 one.note(token)
         return found
@@ -102,19 +101,24 @@ class ResidentDecoder(StatefulDecoder):
     def read(self, results: Mapping[str, Array], ask: Ask | None) -> list[Scores]:
         """The logits of each row by what a step gave. Raises as `checked`."""
         shown = None if ask is None else ask.read(results)
-        return [Scores(row) for row in self.checked(results[self.logits])] if shown is None else shown
+        if shown is not None:
+            return shown
+        return [Scores(row) for row in checked(results[self.logits], self.vocabulary)]
 
-    def _prove(self, mine: list[ResidentSequence], ids: Ids) -> list[Logits]:
+    def _batch_step(self, mine: list[ResidentSequence], ids: Ids, wants: Wants) -> list[Scores]:
+        ask = asked(self.logits, self.vocabulary, wants)
+        return self.read(self._gather(mine).step(np.asarray(ids), ask), ask)
+
+    def _prove(self, mine: list[ResidentSequence], ids: Ids, wants: Wants) -> list[Scores]:
         """The first step of sequences of different lengths in one batch: are they what each is alone?
 
         A graph may work out positions in a way that holds for sequences of one length only. Then, or where
         it takes no such batch at all, this decoder makes no batch from here on.
         """
-        alone = step_each(twins := [one.fork() for one in mine], ids)
+        wants = probing(wants, self.vocabulary)
+        alone = one_by_one(twins := [one.fork() for one in mine], ids, wants)
         try:
-            batch = self._gather(mine)
-            found = self.checked(batch.step(np.asarray(ids))[self.logits])
-            same = alike(found, np.concatenate(alone))
+            same = alike(self._batch_step(mine, ids, wants), alone)
         except (RankFailedError, LaunchError):
             raise
         except ShardrunError:
@@ -131,10 +135,6 @@ class ResidentDecoder(StatefulDecoder):
             twin.close()
         self.forget()
         return alone
-
-    def checked(self, logits: Array) -> Logits:
-        """Logits (positions, vocabulary) of a step's. Raises `ShardrunError` for another vocabulary's."""
-        return checked(logits, self.vocabulary)
 
     def _gather(self, wanted: list[ResidentSequence]) -> Batch:
         """Makes these sequences, and no others, the rows of the batch, in order."""

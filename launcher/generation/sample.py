@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from launcher.errors import ShardrunError
@@ -171,11 +171,15 @@ class Sample:
         self._logprobs: list[float] = []
         self._top: list[tuple[tuple[int, float], ...]] = []
 
-    def want(self, guesses: Sequence[int] = ()) -> Want | None:
-        """What the next token needs of the model's logits, also after these ``guesses``; None: all."""
+    def want(self) -> Want | None:
+        """What the next token needs of the model's logits; None: all."""
         if self.grammar is not None:
             self.chooser.allowed = self.grammar.allowed
-        return self.chooser.want(self.options.logprobs, guesses)
+        return self.chooser.want(self.options.logprobs)
+
+    def wants_after(self, guesses: Sequence[int]) -> list[Want | None]:
+        """The same now and after each of these ``guesses`` for the next tokens; there is no grammar."""
+        return self.chooser.wants_after(guesses, self.options.logprobs)
 
     def choose(self, scores: Scores) -> int:
         """The next token by the model's logits. Raises `ShardrunError` where none can be chosen."""
@@ -183,6 +187,8 @@ class Sample:
             self.chooser.allowed = self.grammar.allowed
             if self.grammar.error:
                 raise ShardrunError(f"the JSON schema cannot be followed any further: {self.grammar.error}")
+        if scores.drawn is not None:
+            return scores.drawn[self.chooser.number_now]
         return self.chooser.choose(scores.values, scores.ids)
 
     @property
@@ -230,6 +236,16 @@ class Sample:
             self._logprobs if asked else None, self._top if asked else None,
         )  # fmt: skip
         return Done(self.number, piece, completion)
+
+
+def want_of_all(samples: Sequence[Sample]) -> Want | None:
+    """What the first tokens of all samples of a prompt need of its logits: the same, but for the random
+    numbers that pick them."""
+    want = samples[0].want()
+    if want is None or want.draw is None:
+        return want
+    numbers = tuple(sample.chooser.number_now for sample in samples)
+    return replace(want, draw=replace(want.draw, numbers=numbers))
 
 
 def make_samples(

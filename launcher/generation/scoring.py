@@ -22,6 +22,8 @@ NOTHING = Want(0)
 _ALIKE = 0.02
 """By how much of the largest logit a row of a batch may differ from the sequence alone: half precision and
 rounded activations come to less, a wrong position to more."""
+_PROBES = 32
+"""Of how many tokens, all over the vocabulary, logits are compared: a wrong position changes nearly all."""
 
 
 @runtime_checkable
@@ -91,6 +93,21 @@ def checked(logits: Array, vocabulary: int) -> Logits:
     return np.asarray(logits, np.float32).reshape(-1, vocabulary)
 
 
-def alike(found: Logits, alone: Logits) -> bool:
-    """Whether rows of a batch are what each sequence is alone, as far as rounding lets them."""
-    return bool(np.abs(found - alone).max() <= _ALIKE * np.abs(alone).max())
+def probing(wants: Wants, vocabulary: int) -> Wants:
+    """The same, and logits to compare besides."""
+    probes = np.unique(np.linspace(0, vocabulary - 1, _PROBES, dtype=np.int64))
+    return [None if want is None else want.plus(probes) for want in wants]
+
+
+def alike(found: Several[Scores], alone: Several[Scores]) -> bool:
+    """Whether rows of a batch are what each sequence is alone, as far as rounding lets them. Compared are the
+    tokens of which both tell the logits."""
+    apart, largest = [0.0], [0.0]
+    for one, other in zip(found, alone, strict=True):
+        mine, theirs = (np.arange(len(row.values)) if row.ids is None else row.ids for row in (one, other))
+        _, here, there = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
+        left, right = one.values[here], other.values[there]
+        differ = left != right  # not those that are both -inf
+        apart.append(np.abs(left[differ] - right[differ]).max(initial=0))
+        largest.append(np.abs(other.values[np.isfinite(other.values)]).max(initial=0))
+    return bool(np.max(apart) <= _ALIKE * np.max(largest))

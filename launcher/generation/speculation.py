@@ -130,9 +130,12 @@ def grow(  # noqa: PLR0917 - what `generate` has
         # The last token of all is not read, and so needs no room.
         guesses = guesser.guess(ids, min(most, sample.room - 1)) if sample.room > 1 else []
         read = state.length
-        guessed = [item.id for item in guesses]
-        wants = [sample.want(guessed)] * (1 + len(guesses))
-        rows = scores_of(state, np.array([ids[-1], *guessed], np.int64), wants, every=True)
+        wants = sample.wants_after([item.id for item in guesses])
+        if any(item.spread is not None for item in guesses):
+            # Whether a guess is right depends on the probabilities of all tokens.
+            wants = [want if want is None or want.draw is None else None for want in wants]
+        read_now = np.array([ids[-1], *(item.id for item in guesses)], np.int64)
+        rows = scores_of(state, read_now, wants, every=True)
         right = 0
         for place, row in enumerate(rows):
             guess = guesses[place] if place < len(guesses) else None
@@ -160,5 +163,5 @@ def _settle(sample: Sample, row: Scores, guess: Guess | None) -> tuple[int, bool
     # What the guesses give too little of.
     rest = np.maximum(wanted - guess.spread, 0)
     rest = rest if rest.any() else wanted  # both are alike but for rounding
-    left = sampling.Candidates(None, rest.astype(np.float32))
+    left = sampling.Candidates(None, np.rint((rest / rest.max()).astype(np.float32) * sampling.UNITS))
     return left.pick(sampling.uniform(sample.seed, number, position)), False

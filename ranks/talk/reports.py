@@ -73,7 +73,8 @@ class TextReport(TypedDict):
 
 class AskReport(TypedDict):
     """What is wanted of logits instead of all of them: `ranks.tokens.wanted.Ask`. Of each row: how many of
-    the best tokens, how many named besides, whether log-probabilities, and their slack."""
+    the best tokens, how many named besides, whether log-probabilities, and their slack; where tokens are
+    drawn also temperature, top-p, min-p, and by how many random numbers."""
 
     output: str
     vocabulary: int

@@ -56,6 +56,12 @@ def show(scores: Row, begin: int, wanted: int) -> Shown:
     return shown
 
 
+def drawn(scores: Row, begin: int, place: int) -> Shown:
+    """What a rank shows where all have drawn one token: that, if it is its own. ``place``: where it stands
+    there; -1: it is another rank's."""
+    return np.array([1, begin + place, scores[place]] if place >= 0 else [0, 0, 0], np.float64)
+
+
 def enough(shown: Shown) -> bool:
     """Whether no rank has more tokens to show than have room; ``shown``: as in `together`."""
     return bool((shown[:, 0] >= 0).all())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +11,9 @@ from numpy.typing import NDArray
 from ranks.errors import ShardrunError
 from ranks.talk.reports import TextReport
 from ranks.tokens import best, sampling
+from ranks.tokens.draws import Draw
 from ranks.tokens.options import SamplingOptions
-from ranks.tokens.penalties import Ids, Penalties, Row
+from ranks.tokens.penalties import ADDED, Ids, Penalties, Row
 from ranks.tokens.wanted import Want
 
 
@@ -63,24 +65,54 @@ class Chooser:
         place = self._of(scores)
         return place if ids is None else int(ids[place])
 
-    def want(self, logprobs: int | None = None, guesses: Sequence[int] = ()) -> Want | None:
-        """What the choice of the next token needs of the logits, also after these ``guesses`` for the tokens
-        before it; None where it needs all. ``logprobs``: how many of the likeliest tokens are to be told with
-        their log-probabilities."""
-        count, also = best.most(self.options), self.penalties.touched(guesses)
-        if self.allowed is not None:
-            count, also = self._wanted_of(self.allowed, count, also)
-        if count is None or also is None:
-            return None
-        return Want(count, also) if logprobs is None else Want(max(count, logprobs, 1), also, logs=True)
+    @property
+    def number_now(self) -> float:
+        """The random number that picks the next token, where one does."""
+        assert self.options.seed is not None
+        return sampling.uniform(self.options.seed, self.number, len(self.ids))
 
-    def _wanted_of(self, allowed: Ids, count: int | None, also: Ids | None) -> tuple[int | None, Ids | None]:
-        """The same where few tokens are allowed, or few are not."""
-        if len(allowed) <= best.MOST:
-            return 0, allowed
-        others = np.ones(self._vocabulary, bool)
-        others[allowed] = False
-        return count, None if also is None else np.union1d(also, np.flatnonzero(others))
+    @property
+    def draw(self) -> Draw | None:
+        """How the next token is drawn by ranks that have parts of its scores; None: in another way."""
+        if self.options.greedy:
+            return None
+        return Draw.of(self.options, self._vocabulary, self.number_now)
+
+    def want(self, logprobs: int | None = None) -> Want | None:
+        """What the choice of the next token needs of the logits; None where it needs all. ``logprobs``: how
+        many of the likeliest tokens are to be told with their log-probabilities."""
+        count, also, draw = best.most(self.options), self.penalties.touched(), None
+        others = np.empty(0, np.int64)
+        if self.allowed is not None and len(self.allowed) <= best.MOST:
+            count, also = 0, self.allowed
+        elif self.allowed is not None:
+            rest = np.ones(self._vocabulary, bool)
+            rest[self.allowed] = False
+            others = np.flatnonzero(rest)
+            also = np.union1d(also, others)
+        if count is None and self.penalties.forced:
+            count = 0  # one of those: no other may come
+        elif count is None:
+            draw = self.draw
+            if draw is None:
+                return None
+            changes = self.penalties.changes(also)
+            changes[np.searchsorted(also, others), ADDED] = -np.inf
+            count, draw = 0, replace(draw, changes=changes)
+        if len(also) > best.MOST:
+            return None
+        if logprobs is None:
+            return Want(count, also, draw=draw)
+        return Want(max(count, logprobs, 1), also, logs=True, draw=draw)
+
+    def wants_after(self, guesses: Sequence[int], logprobs: int | None = None) -> list[Want | None]:
+        """`want` now, and after each of these guesses for the next tokens."""
+        twin = self.copy(self.number)
+        wants = [twin.want(logprobs)]
+        for guess in guesses:
+            twin.read(guess)
+            wants.append(twin.want(logprobs))
+        return wants
 
     def shows(self, part: int) -> int | None:
         """`ranks.tokens.best.count` for a rank that has so many tokens of the vocabulary."""
@@ -90,6 +122,10 @@ class Chooser:
         """The ``count`` best tokens of a part of the logits, which begins at a token."""
         return best.show(self.penalties.apply(part, begin), begin, count)
 
+    def scores(self, part: Row, begin: int) -> Row:
+        """By which ranks draw: of a part of the logits, which begins at a token."""
+        return self.penalties.apply(part, begin)
+
     def choose_among(self, shown: best.Shown) -> int:
         """The next token by what all ranks `show`, as `choose` by all logits, where that is enough."""
         ids, scores = best.together(shown)
@@ -98,9 +134,7 @@ class Chooser:
     def _of(self, scores: Row) -> int:
         if self.options.greedy:
             return sampling.likeliest(scores)
-        assert self.options.seed is not None
-        number = sampling.uniform(self.options.seed, self.number, len(self.ids))
-        return sampling.candidates(scores, self.options).pick(number)
+        return sampling.candidates(scores, self.options).pick(self.number_now)
 
     def read(self, token: int) -> None:
         """The text goes on with this token."""

@@ -12,6 +12,19 @@ from ranks.tokens.options import SamplingOptions
 Row = NDArray[np.float32]
 """(vocabulary,)."""
 Ids = NDArray[np.int64]
+Changes = NDArray[np.float32]
+"""(tokens, 3): of each, what is added to its logit, then the factor by which it is made smaller, and what is
+taken off at last."""
+ADDED, FACTOR, TAKEN = range(3)
+
+
+def changed(values: Row, changes: Changes) -> Row:
+    """The logits of some tokens with their changes: to the bit what `Penalties.apply` gives."""
+    found: Row = values + changes[:, ADDED]
+    factors = changes[:, FACTOR]
+    found = np.where(found > 0, found / factors, found * factors)
+    found -= changes[:, TAKEN]
+    return found
 
 
 class Penalties:
@@ -89,18 +102,54 @@ class Penalties:
             counts = self._counts[part]
             used = np.flatnonzero(counts)
             row[used] -= self._frequency * counts[used] + self._presence
-        put(self._refused, -np.inf)
-        if self._read < self._shortest:
-            put(self._ends, -np.inf)
-        first = not self._read
-        for forced, now in ((self._first, first), (self._last, self._read + 1 == self._most)):
-            if now and len(forced):
-                row[:] = -np.inf
-                put(forced, 0)
-        put(self._never, -np.inf)
-        if first:
-            put(self._not_first, -np.inf)
+        for tokens in self._held_back:
+            put(tokens, -np.inf)
+        for tokens in self._forced:
+            row[:] = -np.inf
+            put(tokens, 0)
+        for tokens in self._ruled_out:
+            put(tokens, -np.inf)
         return row
+
+    def changes(self, ids: Ids) -> Changes:
+        """What `apply` does to the logits of these tokens, as `changed` does it; not where one of some tokens
+        is `forced`."""
+        found = np.zeros((len(ids), 3), np.float32)
+        found[:, FACTOR] = 1
+        if not len(ids) or self.nothing:
+            return found
+        biased, amounts = self._bias
+        places, here = _places(biased, ids)
+        found[places, ADDED] = amounts[here]
+        if self._seen is not None:
+            found[self._seen[ids], FACTOR] = self._repetition
+        if self._counts is not None:
+            counts = self._counts[ids]
+            used = np.flatnonzero(counts)
+            found[used, TAKEN] = self._frequency * counts[used] + self._presence
+        for tokens in (*self._held_back, *self._ruled_out):
+            found[_places(tokens, ids)[0], ADDED] = -np.inf
+        return found
+
+    @property
+    def forced(self) -> bool:
+        """Whether one of some tokens has to come now."""
+        return bool(self._forced)
+
+    @property
+    def _forced(self) -> list[Ids]:
+        now = ((self._first, not self._read), (self._last, self._read + 1 == self._most))
+        return [tokens for tokens, is_now in now if is_now and len(tokens)]
+
+    @property
+    def _held_back(self) -> list[Ids]:
+        """What may not come now, unless it is forced."""
+        return [self._refused, self._ends] if self._read < self._shortest else [self._refused]
+
+    @property
+    def _ruled_out(self) -> list[Ids]:
+        """What may not come now in any case."""
+        return [self._never] if self._read else [self._never, self._not_first]
 
     @property
     def _refused(self) -> Ids:
@@ -110,13 +159,10 @@ class Penalties:
         last = tuple(self._ids[len(self._ids) - self._ngram + 1 :])
         return np.array(sorted(self._followers.get(last, ())), np.int64)
 
-    def touched(self, guesses: Sequence[int] = ()) -> Ids | None:
-        """The tokens whose logits `apply` may change, now and after each of these ``guesses`` for the next
-        tokens, by rising id; None where nobody knows."""
+    def touched(self) -> Ids:
+        """The tokens whose logits `apply` may change now, by rising id."""
         if self.nothing:
             return np.empty(0, np.int64)
-        if self._ngram and guesses:
-            return None
         found = [self._bias[0], self._refused, self._never, self._not_first, self._first, self._last]
         if self._read < self._shortest:
             found.append(self._ends)
@@ -124,8 +170,6 @@ class Penalties:
             found.append(np.flatnonzero(self._seen))
         if self._counts is not None:
             found.append(np.flatnonzero(self._counts))
-        if self._seen is not None or self._counts is not None:
-            found.append(np.array(guesses, np.int64))
         return np.unique(np.concatenate(found))
 
     def read(self, token: int) -> None:

@@ -1,11 +1,14 @@
 """Choosing one token of a row of logits: the likeliest, or a random one that a seed decides.
 
 Random numbers are keyed by seed, sample and position, and not drawn one after another: a text is the same
-however many others are generated beside it, and however many ranks compute it.
+however many others are generated beside it. Probabilities are counted in whole units, whose sums are the same
+in any order: a text is the same however many ranks compute it, each of its part (`ranks.tokens.draws`).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +20,8 @@ from ranks.tokens.penalties import Row
 
 CHOOSE, ACCEPT, DRAFT = 0, 1, 2
 """What a random number is for."""
+UNITS = np.float32(2.0**40)
+"""Units of the likeliest token. No vocabulary has more than 2 ** 63 of them."""
 _BLOCK = 128
 _FEW = 512  # values are sorted
 
@@ -27,27 +32,60 @@ def uniform(seed: int, sample: int, position: int, purpose: int = CHOOSE) -> flo
     return float(np.random.Generator(bits).random())
 
 
+def weigh(scores: Row, best: float, temperature: float) -> Row:
+    """The probabilities of tokens in units: whole numbers. ``best``: the best score of all."""
+    weights: Row = scores - np.float32(best)
+    weights /= np.float32(temperature)
+    np.exp(weights, out=weights)
+    weights *= UNITS
+    return np.rint(weights, out=weights)
+
+
+def total(whole: Row) -> int:
+    """The sum of units."""
+    return int(_blocks(whole).sum())
+
+
+def _blocks(whole: Row) -> NDArray[np.int64]:
+    """The sums of blocks: exact as float64, since each is below 2 ** 53."""
+    return np.add.reduceat(whole, np.arange(0, len(whole), _BLOCK), dtype=np.float64).astype(np.int64)
+
+
+def enough(total: int, share: float) -> int:
+    """The units that are a share of all."""
+    return min(max(1, math.ceil(share * total)), total)
+
+
+def aim(number: float, total: int) -> int:
+    """Which of so many units a number of [0, 1) picks."""
+    return int(number * 2**53) * total >> 53
+
+
+def find(whole: Row, wanted: Sequence[int]) -> list[int]:
+    """The places of the tokens that have these units, which are counted from the first token's on."""
+    # Sums of blocks first: running sums of a whole vocabulary take half a millisecond.
+    ends = np.cumsum(_blocks(whole))
+    found = []
+    for unit in wanted:
+        block = int(np.searchsorted(ends, unit, side="right"))
+        begin = block * _BLOCK
+        sums = np.cumsum(whole[begin : begin + _BLOCK].astype(np.int64))
+        rest = unit - (int(ends[block - 1]) if block else 0)
+        found.append(begin + int(np.searchsorted(sums, rest, side="right")))
+    return found
+
+
 @dataclass(frozen=True)
 class Candidates:
-    """The tokens that may be chosen, by rising id, with weights in proportion to their probabilities.
-    ``ids`` None: all of the vocabulary."""
+    """The tokens that may be chosen, by rising id, with their probabilities in units (`weigh`). ``ids`` None:
+    all of the vocabulary."""
 
     ids: NDArray[np.int64] | None
     weights: NDArray[np.float32]
 
     def pick(self, number: float) -> int:
         """The token that a number of [0, 1) picks."""
-        # Sums of blocks first: running sums of a whole vocabulary take half a millisecond.
-        starts = np.arange(0, len(self.weights), _BLOCK)
-        blocks = np.cumsum(np.add.reduceat(self.weights, starts), dtype=np.float64)
-        aim = number * blocks[-1]
-        block = min(int(np.searchsorted(blocks, aim, side="right")), len(blocks) - 1)
-        begin = int(starts[block])
-        sums = np.cumsum(self.weights[begin : begin + _BLOCK], dtype=np.float64)
-        rest = aim - (blocks[block - 1] if block else 0.0)
-        place = begin + min(int(np.searchsorted(sums, rest, side="right")), len(sums) - 1)
-        while not self.weights[place]:  # the last ones may have no weight at all
-            place -= 1
+        [place] = find(self.weights, [aim(number, total(self.weights))])
         return place if self.ids is None else int(self.ids[place])
 
     def among(self, ids: NDArray[np.int64] | None) -> Candidates:
@@ -73,14 +111,12 @@ def candidates(scores: Row, options: SamplingOptions) -> Candidates:
     if 0 < count < len(scores):
         ids = np.flatnonzero(scores >= highest(scores, count))
         scores = scores[ids]
-    weights: Row = scores - np.float32(best)
-    weights /= np.float32(options.temperature or 1.0)
-    np.exp(weights, out=weights)
+    weights = weigh(scores, best, options.temperature or 1.0)
     kept: NDArray[np.bool_] | None = None
     if options.top_p is not None and options.top_p < 1:
         kept = _nucleus(weights, options.top_p)
     if options.min_p:
-        likely = weights >= np.float32(options.min_p)  # the likeliest has weight 1
+        likely = weights >= np.float32(options.min_p) * UNITS
         kept = likely if kept is None else kept & likely
     if kept is None:
         return Candidates(ids, weights)
@@ -97,28 +133,27 @@ def highest(values: Row, count: int) -> np.float32:
     return np.partition(values, len(values) - count)[len(values) - count]  # type: ignore[no-any-return]
 
 
-def _nucleus(weights: Row, share: float) -> NDArray[np.bool_]:
-    """Which weights are the fewest, largest ones that together have a share of all."""
-    enough = share * float(weights.sum(dtype=np.float64))
+def _nucleus(whole: Row, share: float) -> NDArray[np.bool_]:
+    """Which tokens are the fewest, likeliest ones that together have a share of all units."""
+    need = enough(total(whole), share)
     # Halves, and not a sort of all: those above `active` are all kept, those below none.
-    active, above, count = weights, 0.0, 0
+    active, above, count = whole, 0, 0
     while len(active) > _FEW:
         high = np.flatnonzero(active >= active.mean(dtype=np.float64))
         if len(high) in {0, len(active)}:
             break  # all are equal
         upper = active[high]
-        sum_upper = float(upper.sum(dtype=np.float64))
-        if above + sum_upper >= enough:
+        sum_upper = total(upper)
+        if above + sum_upper >= need:
             active = upper
         else:
             above, count = above + sum_upper, count + len(high)
             active = active[np.flatnonzero(active < upper.min())]
     falling = np.sort(active)[::-1]
-    place = int(np.searchsorted(above + np.cumsum(falling, dtype=np.float64), enough, side="left"))
-    place = min(place, len(falling) - 1)
-    kept: NDArray[np.bool_] = weights > falling[place]
+    place = int(np.searchsorted(np.cumsum(falling.astype(np.int64)), need - above, side="left"))
+    kept: NDArray[np.bool_] = whole > falling[place]
     # Of equal ones at the border, those with the lowest ids.
-    equal = np.flatnonzero(weights == falling[place])
+    equal = np.flatnonzero(whole == falling[place])
     kept[equal[: count + place + 1 - int(np.count_nonzero(kept))]] = True
     return kept
 

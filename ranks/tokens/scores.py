@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,11 +45,13 @@ class Norm:
 @dataclass(frozen=True)
 class Scores:
     """Logits (n,) and the tokens they are of, by rising id. ``ids`` None: all of the vocabulary, in order;
-    ``norm``: where these are not all, and log-probabilities were asked for."""
+    ``norm``: where these are not all, and log-probabilities were asked for. ``drawn``: the tokens that ranks
+    have drawn, by the random numbers that picked them."""
 
     values: Row
     ids: NDArray[np.int64] | None = None
     norm: Norm | None = None
+    drawn: Mapping[float, int] | None = None
 
     def logs(self) -> Row:
         """The log-probabilities of these tokens."""

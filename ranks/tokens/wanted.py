@@ -9,7 +9,7 @@ the best are found among the others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from ranks.tokens import sampling
 from ranks.tokens.best import MOST, SPARE
-from ranks.tokens.penalties import Row
+from ranks.tokens.draws import Draw
+from ranks.tokens.penalties import Ids, Row, changed
 from ranks.tokens.scores import Norm, Scores, total
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array
 
 
-ALSO, SHOWN = "shardrun.also", "shardrun.shown"
-"""The tensors by which an `Ask` goes to the ranks, and by which what they show comes back."""
+ALSO, DRAWS, SHOWN = "shardrun.also", "shardrun.draws", "shardrun.shown"
+OWN = (ALSO, DRAWS)
+"""The tensors by which an `Ask` goes to the ranks; what they show comes back by the last one above."""
 _ROUNDING = 2.0**-20
 """Beyond what a few roundings to float32 may change, in relation to the numbers: so close to the last of the
 best tokens, another one may become its equal on the way to a score."""
@@ -46,6 +48,8 @@ class Want:
     """Whether log-probabilities are wanted."""
     slack: float = 0.0
     """The size of what will be added to them."""
+    draw: Draw | None = None
+    """Tokens that the ranks shall draw, which change the logits of ``also`` before."""
 
     @property
     def room(self) -> int:
@@ -55,25 +59,63 @@ class Want:
     @property
     def width(self) -> int:
         """How many numbers a rank shows: how many tokens (-1: they do not suffice), their ids, their logits,
-        those of ``also``, and for log-probabilities the highest logit of all, and this rank's `total`."""
-        return 1 + 2 * self.room + len(self.also) + 2 * self.logs
+        those of ``also``, the ids of drawn tokens (-1: another rank's) and their logits, and for
+        log-probabilities the highest logit of all, and this rank's `total`."""
+        return self._drawn_end + 2 * self.logs
+
+    @property
+    def drawn(self) -> slice:
+        """Where among these numbers the drawn tokens stand."""
+        return slice(1 + 2 * self.room + len(self.also), self._drawn_end)
+
+    @property
+    def _drawn_end(self) -> int:
+        drawn = 2 * len(self.draw.numbers) if self.draw is not None else 0
+        return 1 + 2 * self.room + len(self.also) + drawn
 
     def fits(self, part: int) -> bool:
         """Whether a rank with so many tokens should show some of them, and not all."""
         return max(self.count, len(self.also)) <= min(MOST, part // 4)
 
+    def plus(self, tokens: Ids) -> Want:
+        """The same, and these tokens (by rising id) besides."""
+        also = np.union1d(self.also, tokens)
+        draw = None if self.draw is None else self.draw.plus(self.also, also)
+        return replace(self, also=also, draw=draw)
 
-def show(row: Row, begin: int, want: Want, highest: float) -> NDArray[np.float64]:
+    def own(self, begin: int, size: int) -> tuple[NDArray[np.bool_], Ids]:
+        """Which of ``also`` a rank has whose tokens begin there, and their places among these."""
+        mine = (self.also >= begin) & (self.also < begin + size)
+        return mine, self.also[mine] - begin
+
+    def scores(self, row: Row, begin: int) -> Row:
+        """The scores (part,) by which a rank draws."""
+        assert self.draw is not None
+        mine, places = self.own(begin, len(row))
+        if not len(places):
+            return row
+        scores: Row = row.copy()
+        scores[places] = changed(row[places], self.draw.changes[mine])
+        return scores
+
+
+def show(row: Row, begin: int, want: Want, highest: float, drawn: Sequence[int] = ()) -> NDArray[np.float64]:
     """What a rank shows, (width,): of the logits (part,) of the tokens from ``begin`` on. ``highest``: the
-    highest logit of all ranks, where log-probabilities are wanted."""
+    highest logit of all ranks, where log-probabilities are wanted; ``drawn``: the places of drawn tokens
+    here, -1 for those of other ranks."""
     shown = np.zeros(want.width)
     room, scores = want.room, row
-    mine = (want.also >= begin) & (want.also < begin + len(row))
-    own = want.also[mine] - begin
+    mine, own = want.own(begin, len(row))
     if len(own):
         shown[1 + 2 * room :][: len(want.also)][mine] = row[own]
         scores = row.copy()
         scores[own] = -np.inf
+    if drawn:
+        places = np.array(drawn)
+        is_mine = places >= 0
+        shown[want.drawn] = np.concatenate(
+            [np.where(is_mine, begin + places, -1), np.where(is_mine, row[places], 0)]
+        )
     if want.logs:
         shown[-2] = highest
         shown[-1:].view(np.int64)[0] = total(row, highest)
@@ -167,12 +209,24 @@ def together(
             ids, values = np.concatenate([ids, want.also]), np.concatenate([values, of_also])
             order = np.argsort(ids)
             ids, values = ids[order], values[order]
+        drawn = None
+        if want.draw is not None:
+            tokens, logits = np.split(own[:, want.drawn], 2, axis=1)
+            ranks = tokens.argmax(axis=0), np.arange(tokens.shape[1])
+            drawn = dict(zip(want.draw.numbers, tokens[ranks].astype(int).tolist(), strict=True))
+            ids, first = np.unique(np.concatenate([ids, tokens[ranks].astype(np.int64)]), return_index=True)
+            values = np.concatenate([values, logits[ranks]])[first]
         norm = None
         if want.logs:
             totals = np.ascontiguousarray(own[:, -1]).view(np.int64)
             norm = Norm(float(own[0, -2]), int(totals.sum()))
-        found.append(Scores(values.astype(np.float32), ids, norm))
+        found.append(Scores(values.astype(np.float32), ids, norm, drawn))
     return found
+
+
+def _said(draw: Draw | None) -> list[float]:
+    """What of a draw is the same for each token of a text."""
+    return [] if draw is None else [draw.temperature, draw.top_p, draw.min_p, len(draw.numbers)]
 
 
 @dataclass(frozen=True)
@@ -187,21 +241,39 @@ class Ask:
 
     def told(self) -> tuple[AskReport, dict[str, Array]]:
         """How it travels: as JSON, and the tensors that go with it."""
-        rows = [[want.count, len(want.also), int(want.logs), want.slack] for want in self.wants]
+        rows = [
+            [want.count, len(want.also), int(want.logs), want.slack, *_said(want.draw)] for want in self.wants
+        ]
         report: AskReport = {
             "output": self.output, "vocabulary": self.vocabulary, "every": self.every, "rows": rows
         }  # fmt: skip
-        if not any(len(want.also) for want in self.wants):
-            return report, {}
-        return report, {ALSO: np.concatenate([want.also for want in self.wants]).astype(np.int32)}
+        tensors: dict[str, Array] = {}
+        if any(len(want.also) for want in self.wants):
+            tensors[ALSO] = np.concatenate([want.also for want in self.wants]).astype(np.int32)
+        draws = [want.draw for want in self.wants if want.draw is not None]
+        if draws:
+            tensors[DRAWS] = np.concatenate(
+                [part for draw in draws for part in (draw.numbers, draw.changes.reshape(-1))]
+            ).astype(np.float64)
+        return report, tensors
 
     @classmethod
     def of(cls, report: AskReport, tensors: dict[str, Array]) -> Ask:
         """What `told` gave; what is its own is taken from the tensors."""
         also, begin, wants = tensors.pop(ALSO, np.empty(0)).astype(np.int64), 0, []
-        for count, more, logs, slack in report["rows"]:
-            end = begin + int(more)
-            wants.append(Want(int(count), also[begin:end], bool(logs), float(slack)))
+        draws, first = tensors.pop(DRAWS, np.empty(0)), 0
+        for count, more, logs, slack, *said in report["rows"]:
+            end, draw = begin + int(more), None
+            if said:
+                temperature, top_p, min_p, numbers = said
+                middle = first + int(numbers)
+                last = middle + 3 * int(more)
+                draw = Draw(
+                    temperature, tuple(draws[first:middle].tolist()), top_p, min_p,
+                    draws[middle:last].astype(np.float32).reshape(-1, 3),
+                )  # fmt: skip
+                first = last
+            wants.append(Want(int(count), also[begin:end], bool(logs), float(slack), draw))
             begin = end
         return cls(report["output"], report["vocabulary"], wants, report["every"])
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ranks.collectives.single import SingleCommunicator
 from ranks.tokens import best
+from ranks.tokens.draws import drawing, side_by_side
 from ranks.tokens.wanted import SHOWN
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from ranks.run.steps.parts import Parts
     from ranks.sessions.cut import Collective
     from ranks.tokens.chooser import Chooser
+    from ranks.tokens.draws import Drawing
+    from ranks.tokens.penalties import Row
     from sharding.common.arrays import Array
 
 
@@ -46,6 +49,34 @@ class Gathering:
         self._gather()
         self.seconds += time.perf_counter() - began
         return self._all
+
+
+class Rounds:
+    """Makes draws, for which each rank gathers a few times in every step."""
+
+    def __init__(self) -> None:
+        self._gathering: list[Gathering] = []
+
+    @property
+    def seconds(self) -> float:
+        """How long gathering took, since the step began."""
+        return sum(each.seconds for each in self._gathering)
+
+    def forget(self) -> None:
+        """A new step begins."""
+        for each in self._gathering:
+            each.seconds = 0.0
+
+    def make(self, draws: Sequence[Drawing], group: Communicator) -> list[list[int]] | None:
+        """What each draw ends with; None where one cannot be made."""
+
+        def gather(turn: int, numbers: Array) -> Array:
+            if turn == len(self._gathering):
+                self._gathering.append(Gathering())
+            return self._gathering[turn].together(numbers, group)
+
+        found = [places for places in side_by_side(draws, gather) if places is not None]
+        return found if len(found) == len(draws) else None
 
 
 class Asked(Protocol):
@@ -142,7 +173,8 @@ class Likeliest:
 
 
 class BestTokens:
-    """Asks a step for the tokens that a chooser may choose (`ranks.tokens.best`)."""
+    """Asks a step for the tokens that a chooser may choose (`ranks.tokens.best`), or for the one that the
+    ranks draw for it (`ranks.tokens.draws`)."""
 
     def __init__(self, output: str, size: int, chooser: Chooser) -> None:
         """``size``: the tokens of the vocabulary; ``chooser``: has read the same on every rank."""
@@ -150,27 +182,42 @@ class BestTokens:
         self.found: best.Shown | None = None
         """What all ranks show, a row each; None: the step gave the whole output."""
         self._chooser = chooser
-        self._gathering = Gathering()
+        self._gathering, self._rounds = Gathering(), Rounds()
 
     @property
     def exchanging_seconds(self) -> float:
         """See `Asked`."""
-        return self._gathering.seconds
+        return self._gathering.seconds + self._rounds.seconds
 
     def forget(self) -> None:
         """See `Asked`."""
         self.found, self._gathering.seconds = None, 0.0
+        self._rounds.forget()
 
     def find(self, part: Array, group: Communicator) -> bool:
         """See `Asked`; ``part``: (..., size / ranks)."""
         row = _last_row(part, group, self.size)
-        count = None if row is None else self._chooser.shows(row.size)
-        if row is None or count is None:
+        if row is None:
             return False
-        shown = self._chooser.show(row, group.rank * row.size, count)
+        begin, count = group.rank * row.size, self._chooser.shows(row.size)
+        if count is not None:
+            shown = self._chooser.show(row, begin, count)
+        elif (drawn := self._drawn(row, begin, group)) is not None:
+            shown = drawn
+        else:
+            return False
         everyone = self._gathering.together(shown, group)
         self.found = everyone if best.enough(everyone) else None
         return self.found is not None
+
+    def _drawn(self, row: Row, begin: int, group: Communicator) -> best.Shown | None:
+        """What this rank shows where all ranks draw the token; None where it is chosen in another way."""
+        draw = self._chooser.draw
+        if draw is None:
+            return None
+        scores = self._chooser.scores(row, begin)
+        drawn = self._rounds.make([drawing(scores, group.rank, draw)], group)
+        return None if drawn is None else best.drawn(scores, begin, drawn[0][0])
 
     def of(self, rows: Sequence[int], count: int) -> BestTokens:
         """See `Shared`: there is one row."""

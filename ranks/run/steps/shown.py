@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from ranks.run.steps.likeliest import Gathering
+from ranks.run.steps.likeliest import Gathering, Rounds
 from ranks.tokens import wanted
+from ranks.tokens.draws import drawing
 
 if TYPE_CHECKING:
     from ranks.collectives.base import Communicator
@@ -20,23 +21,29 @@ if TYPE_CHECKING:
 class Rows:
     """Asks a step for the best tokens of rows of logits: a `ranks.run.steps.likeliest.Shared`."""
 
+    found: Array | None
+    """What all ranks show (ranks, numbers); None: the step gave the whole output."""
+
     def __init__(self, ask: wanted.Ask) -> None:
-        self.output, self.ask = ask.output, ask
-        self.found: Array | None = None
-        """What all ranks show (ranks, numbers); None: the step gave the whole output."""
+        self._highest, self._best, self._rounds = Gathering(), Gathering(), Rounds()
+        self.renew(ask)
+
+    def renew(self, ask: wanted.Ask) -> None:
+        """The next step is asked for this."""
+        self.output, self.ask, self.found = ask.output, ask, None
         self._logs = any(want.logs for want in ask.wants)
         self._alike = all(want.width == 3 and not want.count for want in ask.wants)
-        self._highest, self._best = Gathering(), Gathering()
         self._of: dict[tuple[int, ...], Rows] = {}
 
     @property
     def exchanging_seconds(self) -> float:
         """See `Asked`."""
-        return self._highest.seconds + self._best.seconds
+        return self._highest.seconds + self._best.seconds + self._rounds.seconds
 
     def forget(self) -> None:
         """See `Asked`."""
         self.found, self._highest.seconds, self._best.seconds = None, 0.0, 0.0
+        self._rounds.forget()
 
     def find(self, part: Array, group: Communicator) -> bool:
         """See `Asked`; ``part``: (rows, positions, vocabulary / ranks)."""
@@ -57,11 +64,29 @@ class Rows:
         if self._alike:
             mine = wanted.likeliest(rows, begin).reshape(-1)
         else:
-            told = zip(rows, ask.wants, highest.tolist(), strict=True)
-            mine = np.concatenate([wanted.show(row, begin, want, best) for row, want, best in told])
+            drawn = self._drawn(rows, begin, group)
+            if drawn is None:
+                return False
+            told = zip(rows, ask.wants, highest.tolist(), drawn, strict=True)
+            mine = np.concatenate([wanted.show(row, begin, *others) for row, *others in told])
         everyone = self._best.together(mine, group)
         self.found = everyone if wanted.enough(everyone, ask.wants) else None
         return self.found is not None
+
+    def _drawn(self, rows: Array, begin: int, group: Communicator) -> list[list[int]] | None:
+        """The places of the tokens that are drawn of each row; None where this cannot be done."""
+        draws = [
+            (place, drawing(want.scores(row, begin), group.rank, want.draw))
+            for place, (row, want) in enumerate(zip(rows, self.ask.wants, strict=True))
+            if want.draw is not None
+        ]
+        found: list[list[int]] = [[] for _ in rows]
+        made = self._rounds.make([draw for _, draw in draws], group)
+        if made is None:
+            return None
+        for (place, _), places in zip(draws, made, strict=True):
+            found[place] = places
+        return found
 
     def of(self, rows: Sequence[int], count: int) -> Rows:
         """See `Shared`."""
@@ -99,10 +124,14 @@ class Asking:
         report = cast("AskReport | None", fields.get("asked"))
         if report is None:
             return None
-        if self._rows is None or wanted.ALSO in tensors or report != self._report:
+        own = not tensors.keys().isdisjoint(wanted.OWN)
+        if self._rows is None or own or report != self._report:
             # What cannot be read leaves nothing behind, which the next message would be taken to ask for.
-            self._report, own = None, wanted.ALSO in tensors
-            self._rows = Rows(wanted.Ask.of(report, tensors))
+            self._report = None
+            ask = wanted.Ask.of(report, tensors)
+            if self._rows is None:
+                self._rows = Rows(ask)
+            self._rows.renew(ask)
             self._report = None if own else report
         return self._rows
 

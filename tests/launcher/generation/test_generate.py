@@ -15,7 +15,7 @@ from launcher.generation.generate import Manner, generate
 from launcher.generation.options import GENERATE, GenerateOptions, options_of
 from launcher.generation.sample import Done, Token
 from launcher.generation.text.tokenizer import Tokenizer
-from ranks.tokens.sampling import Candidates, candidates, top, uniform
+from ranks.tokens.sampling import UNITS, Candidates, candidates, top, uniform
 from ranks.tokens.scores import Scores
 from tests.launcher.generation import tokenizers_made
 from tests.launcher.generation.table import VOCABULARY, TableDecoder
@@ -101,7 +101,7 @@ def test_numbers_are_uniform_and_apart() -> None:
 
 @pytest.mark.parametrize("size", [1, 5, 127, 128, 129, 1000, 40_000])
 def test_picking_follows_running_sums(size: int) -> None:
-    weights = np.random.default_rng(size).random(size).astype(np.float32)
+    weights = np.rint(np.random.default_rng(size).random(size).astype(np.float32) * UNITS)
     weights[size // 2 :: 3] = 0
     if not weights.any():
         weights[0] = 1

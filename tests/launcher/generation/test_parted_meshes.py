@@ -84,6 +84,8 @@ def led(model: Path, mesh: str, work: Work) -> tuple[Any, int]:
         {},
         {"repetition_penalty": 1.4, "suppressed": [3, 150, 303]},
         {"temperature": 1.2, "top_k": 9, "samples": 3, "presence_penalty": 0.5},
+        {"temperature": 1.3, "top_p": 0.9, "repetition_penalty": 1.3},
+        {"temperature": 1.1, "min_p": 0.01, "samples": 3, "logprobs": 2},
         {"logprobs": 3},
         {"beams": 3},
         {"speculate": 3},
@@ -104,7 +106,8 @@ def test_no_logits_travel(path: Path, mesh: str, given: dict[str, Any], travelle
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_where_all_logits_are_needed_they_come(path: Path, mesh: str, travelled: list[int]) -> None:
-    options: dict[str, Any] = {"max_new_tokens": 5, "ignore_eos": True, "temperature": 1.3, "seed": 2}
+    options: dict[str, Any] = {"max_new_tokens": 5, "ignore_eos": True, "seed": 2}
+    options |= {"temperature": 1.3, "top_k": 100}
     want = of_plain(path).generate(PROMPT, **options).finish()
     found, _ = led(path, mesh, lambda model: model.generate(PROMPT, **options).finish())
     assert finished(found) == finished(want) and len(travelled) >= 5

@@ -61,7 +61,10 @@ def expected(path: Path, options: SamplingOptions) -> list[int]:
         ({}, True),
         ({"repetition_penalty": 1.4, "suppressed": (3, 150, 303)}, True),
         ({"temperature": 1.5, "seed": 7, "top_k": 12, "top_p": 0.95}, True),
-        ({"temperature": 1.5, "seed": 7, "top_p": 0.95}, False),
+        ({"temperature": 1.5, "seed": 7}, True),
+        ({"temperature": 1.5, "seed": 7, "top_p": 0.95, "repetition_penalty": 1.2}, True),
+        ({"temperature": 1.5, "seed": 7, "min_p": 0.05}, True),
+        ({"temperature": 1.5, "seed": 7, "top_k": 90}, False),
     ],
     ids=str,
 )

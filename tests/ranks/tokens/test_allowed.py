@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from ranks.errors import ShardrunError
+from ranks.run.steps.shown import Rows
 from ranks.tokens.best import MOST
 from ranks.tokens.chooser import Chooser
 from ranks.tokens.options import SamplingOptions
-from ranks.tokens.wanted import enough, show, together
+from ranks.tokens.scores import Scores
+from ranks.tokens.wanted import SHOWN, Ask, Want
+from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 
 VOCABULARY, RANKS = 40_000, 4
 PART = VOCABULARY // RANKS
@@ -39,6 +42,18 @@ def chooser(how: str) -> Chooser:
     return made
 
 
+def by_parts(row: Any, want: Want) -> Scores | None:
+    """What ranks show of their parts of a row."""
+
+    def work(rank: FakeCommunicator) -> Scores | None:
+        rows = Rows(Ask("logits", VOCABULARY, [want]))
+        if not rows.find(np.split(row, RANKS)[rank.rank][None, None], rank) or rows.found is None:
+            return None
+        return (rows.ask.read({SHOWN: rows.found}) or [None])[0]
+
+    return on_ranks(RANKS, work)[0]
+
+
 @pytest.mark.parametrize("how", MANNERS)
 @pytest.mark.parametrize("which", ALLOWED)
 @pytest.mark.parametrize("logprobs", [None, 3])
@@ -54,17 +69,16 @@ def test_parts_give_the_choice_of_the_whole(how: str, which: str, logprobs: int 
             assert chosen == ALLOWED[which][row[ALLOWED[which]].argmax()]
         want = one.want(logprobs)
         if want is None or not want.fits(PART):
-            assert which == "half" or how == "all"
+            assert which == "half"
             continue
-        highest = float(row.max())
-        shown = np.stack(
-            [show(row[begin : begin + PART], begin, want, highest) for begin in range(0, VOCABULARY, PART)]
-        )
-        if enough(shown, [want]):
+        scores = by_parts(row, want)
+        if scores is not None:
             parted += 1
-            [scores] = together(shown, [want], VOCABULARY)
-            assert one.choose(scores.values, scores.ids) == chosen
-    if which != "half" and (how != "all" or which != "almost all"):
+            if scores.drawn is not None:
+                assert how == "all" and scores.drawn[one.number_now] == chosen
+            else:
+                assert one.choose(scores.values, scores.ids) == chosen
+    if which != "half":
         assert parted
 
 

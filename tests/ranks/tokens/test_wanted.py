@@ -13,6 +13,7 @@ from ranks.run.steps.likeliest import telling
 from ranks.run.steps.shown import Asking, Rows
 from ranks.tokens import sampling, wanted
 from ranks.tokens.chooser import Chooser
+from ranks.tokens.draws import Draw
 from ranks.tokens.options import SamplingOptions
 from ranks.tokens.scores import Norm, Scores
 from ranks.tokens.wanted import Ask, Want
@@ -31,6 +32,11 @@ OPTIONS: list[dict[str, Any]] = [
     {"no_repeat_ngram": 2, "min_new_tokens": 6},
     {"logit_bias": {7: 3.1415926, 599: -2.5, 600: 4.0, 1199: 4.0}, "suppressed": (1, 2, 601, 1198)},
     {"forced_last": (777,), "max_new_tokens": 9, "suppressed_first": (3, 800)},
+    {"temperature": 1.1, "seed": 6},
+    {"temperature": 0.8, "top_p": 0.9, "seed": 6, "repetition_penalty": 1.4, "no_repeat_ngram": 2},
+    {"temperature": 1.5, "min_p": 0.02, "seed": 6, "frequency_penalty": 0.5, "suppressed": (5, 602)},
+    {"temperature": 1.0, "seed": 6, "forced_last": (777, 3), "max_new_tokens": 9, "min_new_tokens": 6},
+    {"temperature": 1.0, "seed": 6, "logit_bias": {7: 3.1415926, 599: -2.5, 600: 4.0, 1199: 4.0}},
 ]
 Array = np.ndarray[Any, Any]
 
@@ -50,7 +56,8 @@ def parted(rows: Array, wants: list[Want], ranks: int, *, every: bool = False) -
 
     found = on_ranks(ranks, work)
     assert len({scores is None for scores, _ in found}) == 1
-    assert found[0][0] is None or all(sent < part * len(rows) for _, sent in found)
+    most = max(part, 400) * len(rows)  # the first digits at the border of top-p are as many
+    assert found[0][0] is None or all(sent < most for _, sent in found)
     return found[0][0]
 
 
@@ -60,8 +67,17 @@ def noisy(random: np.random.Generator, ties: bool) -> Array:
     return np.round(row * 4) / 4 if ties else row
 
 
+def chosen(chooser: Chooser, scores: Scores) -> int:
+    """The next token: that which the ranks have drawn, or one of those that they show."""
+    if scores.drawn is None:
+        return chooser.choose(scores.values, scores.ids)
+    token = scores.drawn[chooser.number_now]
+    assert scores.ids is not None and token in scores.ids
+    return token
+
+
 @pytest.mark.parametrize("given", OPTIONS, ids=str)
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("logprobs", [None, 0, 5])
 def test_the_same_tokens_and_log_probabilities(
@@ -78,7 +94,9 @@ def test_the_same_tokens_and_log_probabilities(
         if found is not None:
             among += 1
             [scores] = found
-            assert chooser.choose(scores.values, scores.ids) == token
+            assert chosen(chooser, scores) == token
+            drawn = "temperature" in given and "top_k" not in given and "forced_last" not in given
+            assert (scores.drawn is not None) == drawn or "forced_last" in given
             if logprobs is not None:
                 logs, part = Norm.of(row).logs(row), scores.logs()
                 assert part[scores.place(token)] == logs[token]
@@ -102,31 +120,39 @@ def test_rows_of_different_texts_in_one_step() -> None:
         found = parted(rows, [want for want in wants if want is not None], 2)
         assert found is not None
         for chooser, row, scores in zip(choosers, rows, found, strict=True):
-            token = chooser.choose(scores.values, scores.ids)
+            token = chosen(chooser, scores)
             assert token == chooser.choose(row)
             chooser.read(token)
 
 
-def test_a_position_after_guesses() -> None:
-    """Penalties for what is only guessed yet."""
+@pytest.mark.parametrize(
+    "more", [{}, {"no_repeat_ngram": 2}, {"temperature": 1.2, "seed": 3, "no_repeat_ngram": 2}], ids=str
+)
+def test_positions_after_guesses(more: dict[str, Any]) -> None:
+    """Penalties and rows of tokens that are only guessed yet, and the random number of each position."""
     random = np.random.default_rng(4)
-    options = SamplingOptions(repetition_penalty=3.0, frequency_penalty=1.0, min_new_tokens=2)
+    options = SamplingOptions(repetition_penalty=3.0, frequency_penalty=1.0, min_new_tokens=2, **more)
     chooser = Chooser(options, VOCABULARY, PROMPT, [11])
     guesses = [1100, 3]
-    want = chooser.want(guesses=guesses)
-    assert want is not None and {11, 1100, 3, 5, 6, 7, 900} == set(want.also.tolist())
+    wants = [want for want in chooser.wants_after(guesses) if want is not None]
+    assert [set(want.also.tolist()) for want in wants] == [
+        {11, 5, 6, 7, 900}, {11, 1100, 5, 6, 7, 900}, {1100, 3, 5, 6, 7, 900}
+    ]  # fmt: skip
     rows = np.stack([noisy(random, False) for _ in range(3)])
-    found = parted(rows, [want] * 3, 2, every=True)
-    assert found is not None
+    found = parted(rows, wants, 2, every=True)
+    assert found is not None and not chooser.ids
     for row, scores, guess in zip(rows, found, [*guesses, 0], strict=True):
-        assert chooser.choose(scores.values, scores.ids) == chooser.choose(row)
+        assert chosen(chooser, scores) == chooser.choose(row)
         chooser.read(guess)
-    assert Chooser(SamplingOptions(no_repeat_ngram=2), VOCABULARY, PROMPT, []).want(guesses=[1]) is None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("logprobs", [None, 2])
-@pytest.mark.parametrize("given", [{}, {"temperature": 1.0, "top_k": 5, "seed": 1}], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"temperature": 1.0, "top_k": 5, "seed": 1}, {"temperature": 1.0, "top_p": 0.9, "seed": 1}],
+    ids=str,
+)
 def test_logits_that_are_not_finite(given: dict[str, Any], value: float, logprobs: int | None) -> None:
     chooser = Chooser(SamplingOptions(**given), VOCABULARY, PROMPT, [])
     row = np.arange(VOCABULARY, dtype=np.float32)
@@ -215,7 +241,14 @@ def test_rows_of_several_copies(each: int) -> None:
     random = np.random.default_rng(9)
     owners, count = [1, 0, 2, 1, 0], 5
     rows = np.stack([noisy(random, False) for _ in range(each * count)])
-    wants = [Want(k % 4, np.array([7 * k, 900]), logs=k % 2 == 1) for k in range(each * count)]
+    none = np.array([[0, 1, 0], [0, 1, 0]], np.float32)
+    wants = [
+        Want(
+            k % 4, np.array([7 * k, 900]), logs=k % 2 == 1,
+            draw=Draw(1.2, (0.1, 0.7 + k / 50), 0.9, changes=none) if k % 3 else None,
+        )
+        for k in range(each * count)
+    ]  # fmt: skip
     ask = Ask("logits", VOCABULARY, wants, every=True)
     told, mine, whole = [], [], []
     for copy in range(3):
@@ -242,6 +275,10 @@ def test_rows_of_several_copies(each: int) -> None:
             assert found.values[found.place(token)] == row[token]
         if want.logs:
             assert found.logs()[found.place(best[0])] == Norm.of(row).logs(row)[best[0]]
+        if want.draw is not None and found.drawn is not None:
+            left = sampling.candidates(row, SamplingOptions(temperature=1.2, top_p=0.9))
+            assert found.drawn == {number: left.pick(number) for number in want.draw.numbers}
+        assert (found.drawn is None) == (want.draw is None or found.ids is None)
     asked.hear([wanted.nothing(wants)])
     assert asked.found is None
 
@@ -253,7 +290,11 @@ def test_rows_of_a_copy_that_looks_for_them_in_all_logits(ranks: int, logs: bool
     rows = np.random.default_rng(10).standard_normal((2, VOCABULARY)).astype(np.float32)
     part = VOCABULARY // ranks
     rows[1, part:] = -9.0  # too many alike in the other parts: ranks do not show them
-    wants = [Want(3, np.array([7, 900]), logs=logs), Want(4, np.array([8, 1199]), logs=logs)]
+    draw = Draw(1.0, (0.5,), changes=np.array([[0, 1, 0], [0, 1, 0]], np.float32))
+    wants = [
+        Want(3, np.array([7, 900]), logs=logs, draw=draw),
+        Want(4, np.array([8, 1199]), logs=logs, draw=draw),
+    ]
     ask = Ask("logits", VOCABULARY, wants)
 
     def told(row: int) -> Array:
