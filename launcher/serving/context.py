@@ -22,7 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from launcher.common.within import Within, taken_back, this_task
 from launcher.serving.access import ACCESS, Role, Tokens, check_site, client_of
-from launcher.serving.bodies import LARGE, object_of, read_body
+from launcher.serving.bodies import object_of, read_body
+from launcher.serving.parsing.pace import LARGE
 from launcher.serving.refusals import RETRY_SECONDS, RefusalError, refusal_of
 from launcher.serving.seeing.traces import CURRENT, Trace, Traces
 from launcher.serving.seeing.usage import USAGE, Usage

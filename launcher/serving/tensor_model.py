@@ -65,7 +65,7 @@ class TensorModel(Served["Group"]):
     def _start(self) -> Group:
         group = self.open_group()
         try:
-            self.batching.check(group)
+            self.batching = self.batching.checked(group)
             if self.encoder is not None:
                 self.encoder = self.encoder.proved(group.predict)
         except BaseException:
@@ -137,7 +137,7 @@ class TensorModel(Served["Group"]):
     async def _work(self) -> None:
         while True:
             await self._until_room(AHEAD - 1)
-            batch = Batch([await self._queue.get()])
+            batch = Batch([await self._queue.get()], self.batching.padding)
             async with self._told(batch):
                 await self._fill(batch)
                 batch.drop(lambda request: request.answer.done())
