@@ -153,7 +153,7 @@ class Calls:
         conversation = Conversation(call, rpc, self.patience)
         status, refusal = CLOSED, None
         try:
-            self.frame.check(call.request, role)
+            self.frame.check(call, role)
             await work(conversation)
             status = HTTPStatus.OK.value
         except Exception as error:

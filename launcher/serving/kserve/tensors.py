@@ -82,12 +82,13 @@ def read_question(data: bytes, header: str | None, specs: Sequence[TensorSpec]) 
         raise bad(f"{HEADER}: expected the bytes of JSON, at most {len(data)}, found {said(header)}")
     body, runs = object_with_runs(data[:length])
     try:
-        question = _question_in(body, memoryview(data)[length:], specs)
-        for run in runs:
-            run.check()  # also where nobody has asked for it
+        try:
+            return _question_in(body, memoryview(data)[length:], specs)
+        finally:
+            for run in runs:
+                run.check()  # whatever is wrong beside it, and where nobody has asked for it
     except IrregularError:
         return _question_in(object_of(data[:length]), memoryview(data)[length:], specs)
-    return question
 
 
 def _question_in(body: Mapping[str, object], rest: memoryview, specs: Sequence[TensorSpec]) -> Question:
