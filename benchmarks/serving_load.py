@@ -85,7 +85,7 @@ class Connection:
             if end < 0:
                 return None
             head = bytes(self._came[:end]).lower()
-            _, found, rest = head.partition(b"content-length:")
+            _, found, rest = head.partition(b"\r\ncontent-length:")
             if not found:
                 raise Broken(f"an answer without length: {head[:300]!r}")
             self._whole = end + len(_END) + int(rest.split(b"\r\n")[0])

@@ -11,13 +11,26 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that end a command in order."""
 
 
-@contextlib.contextmanager
-def held_back(*numbers: signal.Signals) -> Iterator[None]:
+_OF_LOOPS = {"uvloop.loop", "asyncio.unix_events"}
+"""Modules whose handlers of signals do nothing: an event loop is told of them in another way."""
+
+
+def held_back(*numbers: signal.Signals) -> contextlib.AbstractContextManager[None]:
     """A Ctrl-C (SIGINT), or one of these signals, that comes inside takes effect at the end. Only the main
-    thread is interrupted."""
+    thread is interrupted, and not where an event loop takes the signal."""
     if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+        return _NOTHING
+    handlers = [signal.getsignal(number) for number in numbers or (signal.SIGINT,)]
+    if all(getattr(handler, "__module__", None) in _OF_LOOPS for handler in handlers):
+        return _NOTHING
+    return _held_back(*numbers)
+
+
+_NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _held_back(*numbers: signal.Signals) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in numbers or (signal.SIGINT,)}
     came: list[tuple[int, object]] = []
     for number, handler in before.items():

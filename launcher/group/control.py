@@ -34,6 +34,7 @@ from sharding.common.limits import shortage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from launcher.group.serving.lent import Lent
     from sharding.common.arrays import Array
 
 _HELLO_SECONDS = 10
@@ -107,6 +108,8 @@ class Peer:
     above: Above = field(default_factory=Above)
     """Of a rank of another host."""
     sending: threading.Lock = field(default_factory=threading.Lock)
+    lent: Lent | None = None
+    """Where an event loop reads what it says."""
 
     def ended(self) -> Ended | None:
         """How a rank of this host ended, as far as the kernel says. A busy mpirun may find several ranks
@@ -227,13 +230,17 @@ class Listener:
             return
         self._on_hello(peer)
         try:
-            while True:
-                message = stream.receive()
+
+            def take(message: wire.Message) -> None:
                 peer.asked = False
                 if message.kind is wire.Kind.PONG:
                     peer.feel(message.fields)
                 else:
                     self._on_message(peer, message)
+
+            while True:
+                found = None if peer.lent is None else peer.lent.wait(take)
+                take(found or stream.receive())
         except (OSError, wire.WireError) as error:
             if shortage(error):
                 self._on_shortage(error)
@@ -289,6 +296,8 @@ class Listener:
             self._socket.close()
             peers = list(self._known.values())
         for peer in peers:
+            if peer.lent is not None:
+                peer.lent.stop()
             peer.stream.close()
 
     def forget(self) -> None:

@@ -17,6 +17,7 @@ from launcher.errors import LaunchError, RankFailedError
 from launcher.group.model import ReadyModel
 from launcher.group.ready import RankStats, spec_of, stats_of, weight_of
 from launcher.group.serving.crew import Crew
+from launcher.group.serving.lent import lend
 from launcher.group.starting import prepared
 from launcher.inspection.reference import refer
 from launcher.job.start_arguments import Start, StartArguments, count_ranks
@@ -73,6 +74,7 @@ class Group(ReadyModel):
         self._model = model
         self._lock = threading.Lock()
         self._host: RanksHost | None = None
+        self._reader: asyncio.AbstractEventLoop | None = None
         self._crew = Crew(begin, timeout, restarts, progress)
         # Whoever collects a group may hold what its end waits for.
         self._closer = ELSEWHERE.when_gone(self, self._crew.close)
@@ -146,9 +148,20 @@ class Group(ReadyModel):
     def submit_async(self, feeds: Mapping[str, Array]) -> asyncio.Future[dict[str, Array]]:
         """The same as a future of the event loop that runs: the request has its turn from now on; one of more
         than 1 MiB, which a thread sends, from when that has it."""
+        return self.submit_fitting(self._tensors(feeds))
+
+    def submit_fitting(self, tensors: Mapping[str, Array]) -> asyncio.Future[dict[str, Array]]:
+        """The same of what `_tensors` gave."""
         from launcher.group.serving.awaited import awaited
 
-        return awaited(self._requests, self._tensors(feeds))
+        if self._reader is not None:
+            lend(self._job, self._reader)  # which may be another one after a restart
+        return awaited(self._requests, dict(tensors))
+
+    def read_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Has an event loop read what ranks answer, in place of a thread, from its next `submit_async` on. It
+        must go on until the group is closed."""
+        self._reader = loop
 
     def _submit_unbounded(self, feeds: Mapping[str, Array]) -> Future[dict[str, Array]]:
         return self._requests.submit(self._tensors(feeds), bounded=False)

@@ -14,11 +14,11 @@ from typing import TypeVar, cast
 
 import orjson
 
+from launcher.serving.parsing.pace import LARGE
+from launcher.serving.parsing.runs import Run, parsed
 from launcher.serving.refusals import RefusalError
 
 T = TypeVar("T")
-LARGE = 256 << 10
-"""Bytes of a body from which on others would notice if it were read, or written, between their requests."""
 _KINDS: Mapping[type, str] = {
     dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a whole number",
     float: "a number",
@@ -114,16 +114,28 @@ def _reject(text: str) -> None:
 
 def object_of(data: bytes) -> dict[str, object]:
     """The JSON object of a body. Raises `RefusalError`."""
-    view = memoryview(data)[len(BOM_UTF8) if data.startswith(BOM_UTF8) else 0 :]
+    return _object(data, lists=True)[0]
+
+
+def object_with_runs(data: bytes) -> tuple[dict[str, object], list[Run]]:
+    """The same of one whose long lists of numbers are to be read later, and these. Raises `RefusalError`."""
+    return _object(data, lists=False)
+
+
+def _object(data: bytes, *, lists: bool) -> tuple[dict[str, object], list[Run]]:
+    runs: list[Run] = []
     try:
-        found = orjson.loads(view)
+        if len(data) >= LARGE:
+            found, runs = parsed(data.removeprefix(BOM_UTF8), lists=lists)
+        else:
+            found = orjson.loads(memoryview(data)[len(BOM_UTF8) if data.startswith(BOM_UTF8) else 0 :])
     except orjson.JSONDecodeError as error:
         if len(data) >= LARGE:
             raise bad(f"the body is no JSON: {error}"[:200]) from None
         found = _read_slowly(data)
     if not isinstance(found, dict):
         raise bad(f"the body: expected a JSON object, found {said(found)}")
-    return cast("dict[str, object]", found)
+    return cast("dict[str, object]", found), runs
 
 
 def field_of(body: Mapping[str, object], name: str, kind: type[T], where: str = "") -> T | None:

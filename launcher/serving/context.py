@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import json
 import logging
+import secrets
 import time
-import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from launcher.common.within import Within, taken_back, this_task
 from launcher.serving.access import ACCESS, Role, Tokens, check_site, client_of
-from launcher.serving.bodies import LARGE, object_of, read_body
+from launcher.serving.bodies import object_of, read_body
+from launcher.serving.parsing.pace import LARGE
 from launcher.serving.refusals import RETRY_SECONDS, RefusalError, refusal_of
 from launcher.serving.seeing.traces import CURRENT, Trace, Traces
 from launcher.serving.seeing.usage import USAGE, Usage
@@ -78,6 +79,8 @@ class Call:
     began: float = field(default_factory=time.perf_counter)
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """What is done when it has ended, however."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Those of the request, by their names in small letters."""
     usage: Usage = field(default_factory=Usage)
     trace: Trace | None = None
     _held: int = 0
@@ -89,8 +92,8 @@ class Call:
 
     async def body(self) -> bytes:
         """The request's body, within the limit."""
-        request, limits = self.request, self.context.limits
-        length, encoding = (request.headers.get(name) for name in ("content-length", "content-encoding"))
+        request, limits, headers = self.request, self.context.limits, self.headers
+        length, encoding = headers.get("content-length"), headers.get("content-encoding")
         try:
             async with Within(limits.seconds):
                 return await read_body(request.stream(), limits.body, length, encoding, self.hold)
@@ -194,16 +197,17 @@ class Frame:
 
     def begun(self, request: Request) -> Call:
         """A request that has come, in a task of its own."""
-        context, headers = self.context, request.headers
+        context, headers = self.context, _headers(request)
         given = headers.get("x-request-id", "")
         # Where nobody looks at tokens, whoever sends another one each time would have as many turns.
         token = headers.get("authorization") if context.tokens.known else None
         call = Call(
             context,
             request,
-            given[:64] if given.isascii() and given.isprintable() and given else uuid.uuid4().hex,
+            given[:64] if given.isascii() and given.isprintable() and given else secrets.token_hex(16),
             client_of(token, request.client.host if request.client else ""),
-            trace=context.traces.request(request.method, _route(request), headers),
+            headers=headers,
+            trace=context.traces.request(request.method, lambda: _route(request), headers),
         )
         # Whatever works for it, in its task, finds these.
         USAGE.set(call.usage)
@@ -211,15 +215,15 @@ class Frame:
         context.metrics.open.inc()
         return call
 
-    def check(self, request: Request, role: Role) -> None:
+    def check(self, call: Call, role: Role) -> None:
         """Raises `RefusalError` for a request of somebody who may not ask."""
-        check_site(request.method, request.headers.get("sec-fetch-site"))
-        self.context.tokens.check(request.headers.get("authorization"), role)
+        check_site(call.request.method, call.headers.get("sec-fetch-site"))
+        self.context.tokens.check(call.headers.get("authorization"), role)
 
     async def _answer(self, handler: Handler, request: Request, role: Role) -> ASGIApp:
         context, call = self.context, self.begun(request)
         try:
-            self.check(request, role)
+            self.check(call, role)
             response = await handler(call)
             if not isinstance(response, StreamingResponse):
                 call.grow(len(response.body))  # until it is taken
@@ -309,6 +313,12 @@ def _pieces(message: Message) -> Iterator[Message]:
     for at in range(0, last, LARGE):
         yield {**message, "body": data[at : at + LARGE], "more_body": True}
     yield {**message, "body": data[last:]} if last else message
+
+
+def _headers(request: Request) -> dict[str, str]:
+    """The first header of each name: starlette looks through all of them each time."""
+    pairs = request.scope["headers"]
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(pairs)}
 
 
 def _route(request: Request) -> str:

@@ -28,10 +28,8 @@ class FairQueue(Turns[T]):
         super().put(item, client, priority)
         self._some.set()
 
-    async def get(self) -> T:
-        """The next request, as soon as there is one."""
-        while True:
-            if (found := self.take()) is not None:
-                return found
+    async def some(self) -> None:
+        """Until there is a request."""
+        while not len(self):
             self._some.clear()
             await self._some.wait()

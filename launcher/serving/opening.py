@@ -100,7 +100,12 @@ class Offer:
             )  # fmt: skip
         job.check()
         variable = variable_names(job, options.variable_weights)
-        batching = Batching(options.max_batch_size, options.max_delay, lambda names: _dependent(job, names))
+        if options.pad_mask is not None and options.max_batch_size == 1:
+            raise ConfigError("--pad-mask is for requests that are joined: give --max-batch-size too")
+        batching = Batching(
+            options.max_batch_size, options.max_delay, lambda names: _dependent(job, names),
+            options.pad_mask or "",
+        )  # fmt: skip
         return TensorModel(
             self.name, limits, metrics, stopping, version=version,
             open_group=lambda: group_of(next_start(), unless_stopped, variable), batching=batching,
@@ -111,6 +116,7 @@ class Offer:
         options = self.options
         for given, flag, why in (
             (options.max_batch_size > 1, "--max-batch-size", "texts are always joined"),
+            (options.pad_mask, "--pad-mask", "texts are always joined"),
             (options.variable_weights, "--variable-weights", "texts remember what weights made of them"),
         ):
             if given:

@@ -30,6 +30,10 @@ class ModelOptions:
         Number(0, 10), MODELS, "seconds that a request waits for others to join (default: 0)", "SECONDS",
         default=0.0,
     )  # fmt: skip
+    pad_mask: str | None = described(
+        Text("the name of an input"), MODELS,
+        "join requests of different lengths, too: shorter ones are filled up, as this input says", "NAME",
+    )  # fmt: skip
     variable_weights: Sequence[str] = described(
         Several(Text("the name of a weight"), "a list of names of weights"), MODELS,
         "a weight that may be replaced while the model is served, or a pattern such as *.bias; repeatable",

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -23,6 +23,7 @@ from launcher.errors import ConfigError, LaunchError
 from launcher.serving.app import application
 from launcher.serving.context import Context
 from launcher.serving.models import Model
+from launcher.serving.parsing.pace import LARGE
 
 if TYPE_CHECKING:
     from launcher.serving.grpc.door import Door
@@ -33,6 +34,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SLOW_SECONDS = 30.0
 """A client that takes nothing of its answer for so long is dropped."""
 _LOOK_SECONDS = 5.0
+_VERSION, _END_OF_HEAD = b"HTTP/1.1 ", b"\r\n\r\n"
 _MOST_HEAD = 1 << 19
 """Bytes of a request line and headers, or of what follows a body; more than the socket gives at once."""
 
@@ -116,6 +118,42 @@ class Patience(FlowControl):
             timer.cancel()
 
 
+class Joined:
+    """A connection on which the head of an answer waits for the body that follows: both are one packet, and
+    the client wakes up once. Whatever else it is asked, it is the transport."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._head: bytes | None = None
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Sends it, or in a moment."""
+        head, self._head = self._head, None
+        if head is not None and len(data) < LARGE:  # more is not worth its copy
+            data, head = head + data, None
+        if head is not None:
+            self._transport.write(head)
+        if data.endswith(_END_OF_HEAD) and data.startswith(_VERSION):
+            self._head = data
+            self._loop.call_soon(self._flush)  # nothing may follow soon, as in a stream
+            return
+        self._transport.write(data)
+
+    def _flush(self) -> None:
+        head, self._head = self._head, None
+        if head is not None and not self._transport.is_closing():
+            self._transport.write(head)
+
+    def close(self) -> None:
+        """Closes it when all is sent."""
+        self._flush()
+        self._transport.close()
+
+
 class Protocol(HttpToolsProtocol):
     """uvicorn's protocol, which bounds what is neither a body nor a whole head, and slow clients."""
 
@@ -123,7 +161,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there."""
-        super().connection_made(transport)
+        super().connection_made(cast("asyncio.Transport", Joined(transport)))
         self.flow = Patience(transport)
 
     def data_received(self, data: bytes) -> None:

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 from launcher.common.within import Within
 from launcher.serving.batching import Batch, Batching
 from launcher.serving.fair_queue import FairQueue
-from launcher.serving.models import Served
+from launcher.serving.models import Served, State
 from launcher.serving.refusals import RETRY_SECONDS, RefusalError, is_loss
 from launcher.serving.seeing.traces import CURRENT, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from prometheus_client import Histogram
 
     from launcher.group.group import Group
     from launcher.serving.embedding.encoder import Encoder
@@ -54,8 +56,9 @@ class TensorModel(Served["Group"]):
     created: int = field(default_factory=lambda: int(time.time()), kw_only=True)
     _queue: FairQueue[Request] = field(init=False)
     _worker: asyncio.Task[None] | None = None
-    _runs: set[asyncio.Task[None]] = field(default_factory=set)
+    _runs: set[asyncio.Future[None] | asyncio.Future[dict[str, Array]]] = field(default_factory=set)
     """Those on their way to the ranks."""
+    _observed: tuple[Histogram, Histogram] | None = None
     _landed: asyncio.Event = field(default_factory=asyncio.Event)
     """A run has ended."""
 
@@ -65,7 +68,7 @@ class TensorModel(Served["Group"]):
     def _start(self) -> Group:
         group = self.open_group()
         try:
-            self.batching.check(group)
+            self.batching = self.batching.checked(group)
             if self.encoder is not None:
                 self.encoder = self.encoder.proved(group.predict)
         except BaseException:
@@ -80,6 +83,8 @@ class TensorModel(Served["Group"]):
         return (ready,)
 
     def _begin(self) -> None:
+        if self._ready is not None:
+            self._ready.read_in(asyncio.get_running_loop())
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
 
@@ -111,7 +116,8 @@ class TensorModel(Served["Group"]):
     ) -> Arrays:
         """The outputs of one request. Raises `RefusalError` where there is no room or no time, and what the
         ranks raise. A caller that is cancelled leaves the queue."""
-        self.ready._tensors(feeds)  # what does not fit is refused before it waits
+        ready = self.ready
+        fitting = ready._tensors(feeds)  # what does not fit is refused before it waits
         if self._queue.full:
             self.metrics.refused.labels(self.name).inc()
             raise RefusalError(
@@ -121,8 +127,11 @@ class TensorModel(Served["Group"]):
             )
         allowed = min(seconds or self.limits.seconds, self.limits.seconds)
         answer: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
-        request = Request(feeds, time.monotonic() + allowed, answer)
-        self._queue.put(request, client, priority)
+        request = Request(fitting, time.monotonic() + allowed, answer)
+        if self._has_room and not self._queue:
+            self._send(ready, request)
+        else:
+            self._queue.put(request, client, priority)
         try:
             async with Within(allowed):
                 return await answer
@@ -134,10 +143,47 @@ class TensorModel(Served["Group"]):
             # Its place is for others at once, and its tensors are freed.
             self._queue.remove(request, client, priority)
 
+    @property
+    def _has_room(self) -> bool:
+        """Whether a request may go to the ranks as it is, at once."""
+        return self.batching.rows == 1 and len(self._runs) < AHEAD
+
+    def _send(self, ready: Group, request: Request) -> None:
+        """Sends a request by itself, without a task: most need none."""
+        began = time.monotonic_ns()
+        try:
+            sent = ready.submit_fitting(request.feeds)
+        except Exception as error:
+            self._fail(request, error)
+            return
+        self._runs.add(sent)
+        sent.add_done_callback(functools.partial(self._sent, request, began))
+
+    def _sent(self, request: Request, began: int, sent: asyncio.Future[dict[str, Array]]) -> None:
+        """Ranks have answered it; who waits next goes to them."""
+        self._runs.discard(sent)
+        try:
+            if sent.cancelled():
+                self._fail(request, self._unloaded())
+            elif (error := sent.exception()) is not None:
+                self._fail(request, error)
+            else:
+                self._answered(Batch([request]), [sent.result()], began)
+        except Exception as error:
+            self._fail(request, error)
+        while self._queue and self._has_room and self.state is State.READY:
+            if (following := self._queue.take()) is not None and not following.answer.done():
+                self._send(self.ready, following)
+        if len(self._runs) < AHEAD:
+            self._landed.set()
+
     async def _work(self) -> None:
         while True:
+            await self._queue.some()
             await self._until_room(AHEAD - 1)
-            batch = Batch([await self._queue.get()])
+            if (first := self._queue.take()) is None:
+                continue
+            batch = Batch([first], self.batching.padding)
             async with self._told(batch):
                 await self._fill(batch)
                 batch.drop(lambda request: request.answer.done())
@@ -213,13 +259,16 @@ class TensorModel(Served["Group"]):
     def _answered(self, batch: Batch[Request], answers: Sequence[Arrays], began: int) -> None:
         ended = time.monotonic_ns()
         self.numbers.runs += 1
-        self.metrics.batches.labels(self.name).observe(batch.rows)
+        if self._observed is None:
+            self._observed = self.metrics.batches.labels(self.name), self.metrics.waited.labels(self.name)
+        batches, waited = self._observed
+        batches.observe(batch.rows)
         for request, own in zip(batch.requests, answers, strict=True):
             self.numbers.succeeded += 1
             self.numbers.waiting_ns += began - request.came
             self.numbers.computing_ns += ended - began
             self.numbers.last = time.time()
-            self.metrics.waited.labels(self.name).observe((began - request.came) / 1e9)
+            waited.observe((began - request.came) / 1e9)
             if request.trace is not None:
                 request.trace.passed("queue", request.came, began)
                 request.trace.passed("predict", began, ended, rows=batch.rows, requests=len(batch.requests))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from launcher.generation.sample import Done, Token
 from launcher.serving.models import Served, State
+from launcher.serving.openai.calls import form_of
 from launcher.serving.refusals import RefusalError, is_loss
 from launcher.serving.seeing.traces import CURRENT
 from launcher.serving.seeing.usage import USAGE
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from launcher.generation.options import GenerateOptions
     from launcher.generation.sample import Event
     from launcher.generation.streams import Stream
+    from launcher.generation.text.chat import ChatTemplate
     from launcher.group.group import Group
+    from launcher.serving.openai.calls import CallForm
     from launcher.serving.seeing.traces import Trace
 
 log = logging.getLogger(__name__)
@@ -51,6 +54,7 @@ class TextModel(Served[Speaking]):
 
     open_model: Callable[[], LanguageModel] = field(kw_only=True)
     created: int = field(default_factory=lambda: int(time.time()), kw_only=True)
+    _form: tuple[ChatTemplate, CallForm | None] | None = None
 
     def _start(self) -> Speaking:
         model = self.open_model()
@@ -96,6 +100,15 @@ class TextModel(Served[Speaking]):
             self._ready = Speaking(ready.model, self._engine(ready.model))
         except Exception:  # such as no room for a thread: the next look tries again
             log.exception("model %s: it could not go on after its ranks were lost", self.name)
+
+    async def call_form(self, ready: Speaking) -> CallForm | None:
+        """How the model writes calls of functions; None where that cannot be known."""
+        template = ready.model.template
+        if template is None:
+            return None
+        if self._form is None or self._form[0] is not template:
+            self._form = template, await asyncio.to_thread(form_of, template.text)
+        return self._form[1]
 
     async def submit(
         self,

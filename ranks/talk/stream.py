@@ -61,6 +61,29 @@ class Stream:
         frame."""
         return wire.read_frame(self._fill, max_header, max_payload, self._reader, self._borrow)
 
+    def receive_ready(self) -> wire.Message | None:
+        """The next message, if all of it has come; None where nothing has. Waits for nothing. Raises
+        `UnfinishedError`, and as `receive` does."""
+        while self._end - self._start < wire.length(self._view[self._start : self._end]):
+            left = self._end - self._start
+            self._view[:left] = bytes(self._view[self._start : self._end])
+            self._start, self._end = 0, left
+            if left == _BUFFERED:
+                raise wire.UnfinishedError
+            try:
+                count, descriptors = unix.receive_into(self.socket, self._view[left:], wait=False)
+            except BlockingIOError:
+                if left:
+                    raise wire.UnfinishedError from None
+                return None
+            if not count:
+                raise wire.PeerClosed("the other side closed the connection")
+            if descriptors and self._reader is not None:
+                self._reader.take(descriptors)
+            self.received += count
+            self._end += count
+        return self.receive()
+
     def _fill(self, target: memoryview, first: bool = False) -> None:
         """Fills ``target``, large ones straight from the socket, small ones through one buffer to save
         calls."""

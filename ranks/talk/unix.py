@@ -178,12 +178,14 @@ def _receive(
     return raw, list(_descriptors(extra)), flags, None
 
 
-def receive_into(peer: socket.socket, target: memoryview) -> tuple[int, Sequence[int]]:
-    """Bytes of a stream, and the descriptor that came with them, if one did.
+def receive_into(peer: socket.socket, target: memoryview, *, wait: bool = True) -> tuple[int, Sequence[int]]:
+    """Bytes of a stream, and the descriptor that came with them, if one did. Without ``wait`` it raises
+    `BlockingIOError` where none are there.
 
     Raises `OSError`; where a descriptor came for which there is no room, that of a want of descriptors.
     """
-    count, extra, flags, _ = peer.recvmsg_into([target], _DESCRIPTOR_SPACE, _CLOSE_ON_EXEC)
+    how = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | socket.MSG_DONTWAIT
+    count, extra, flags, _ = peer.recvmsg_into([target], _DESCRIPTOR_SPACE, how)
     if flags & socket.MSG_CTRUNC:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     return count, _descriptors(extra) if extra else ()

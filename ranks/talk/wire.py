@@ -39,6 +39,7 @@ from sharding.common.arrays import Array, DType
 MAX_TENSORS = 4096
 MAX_RANK = 32
 _LENGTH = struct.Struct("<I")
+_KINDS = {int(kind): kind for kind in Kind}
 __all__ = [
     "MAGIC", "MAX_HEADER", "PREFIX", "VERSION", "Kind", "Message", "PeerClosed", "WireError", "dtype_named",
     "encode", "parse_header", "read_frame",
@@ -66,6 +67,10 @@ _EXTENDED = (
 
 class PeerClosed(WireError):  # noqa: N818 - the end of a stream is an event, like StopIteration
     """The other side closed the connection between two messages."""
+
+
+class UnfinishedError(Exception):
+    """Only a part of a message has come."""
 
 
 @dataclass(frozen=True)
@@ -263,6 +268,14 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def length(data: memoryview) -> int:
+    """How many bytes the frame has that begins so, at least; `read_frame` says what is wrong with it."""
+    if len(data) < PREFIX.size:
+        return PREFIX.size
+    *_, header, payload = PREFIX.unpack(data[: PREFIX.size])
+    return PREFIX.size + int(header) + int(payload)
+
+
 class Fill(Protocol):
     """Overwrites a whole buffer with the next bytes of a frame; ``first``: they are a frame's first."""
 
@@ -290,7 +303,7 @@ def read_frame(
         raise WireError(
             f"a message has version {version}; this shardrun speaks version {VERSION}: use one version"
         )
-    if kind not in Kind._value2member_map_:
+    if (known := _KINDS.get(kind)) is None:
         raise WireError(f"a message has the unknown kind {kind}")
     if header_bytes > max_header or payload > max_payload:
         raise WireError(
@@ -301,14 +314,14 @@ def read_frame(
     fill(memoryview(header))
     fields, described, place = parse_header(header, payload)
     if place is not None:
-        return Message(Kind(kind), fields, _from_area(described, place, reader, borrow))
+        return Message(known, fields, _from_area(described, place, reader, borrow))
     tensors = {}
     for item in described:
         stored = item.allocate()
         if stored.nbytes:
             fill(_bytes(stored))
         tensors[item.name] = item.finish(stored)
-    return Message(Kind(kind), fields, tensors)
+    return Message(known, fields, tensors)
 
 
 def _from_area(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from typing import TYPE_CHECKING
 
 from launcher.group import halted
@@ -39,7 +40,12 @@ def awaited(requests: Requests, tensors: dict[str, Array]) -> Answer:
         else:
             answer.set_result(asked.answer.tensors)
 
+    here = threading.get_ident()
+
     def ring() -> None:
+        if threading.get_ident() == here:
+            loop.call_soon(settle)
+            return
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(settle)
 

@@ -72,6 +72,8 @@ class Conversation:
     rpc: Rpc
     patience: float
     untaken: tuple[asyncio.Future[None], int] | None = None
+    size: int = 0
+    """Bytes of the message that `ask` gave last."""
 
     @property
     def context(self) -> Context:
@@ -98,8 +100,9 @@ class Conversation:
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 f"expected one message of at most {self.context.limits.body} bytes, found none",
             )
-        self.call.hold(len(data))
-        return parsed(data, name)
+        self.size = len(data)
+        self.call.hold(self.size)
+        return await self.call.apart(len(data), lambda: parsed(data, name))
 
     async def tell(self, message: Message) -> None:
         """Sends an answer. Raises `UntakenError`, and `asyncio.CancelledError` where the client is gone."""
@@ -150,7 +153,7 @@ class Calls:
         conversation = Conversation(call, rpc, self.patience)
         status, refusal = CLOSED, None
         try:
-            self.frame.check(call.request, role)
+            self.frame.check(call, role)
             await work(conversation)
             status = HTTPStatus.OK.value
         except Exception as error:

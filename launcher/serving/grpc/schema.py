@@ -9,14 +9,16 @@ with none: both are here. The last are those of gRPC's health protocol, ``grpc.h
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
 from launcher.serving.bodies import bad
+from launcher.serving.parsing.pace import LARGE, PIECE, breathe
 from sharding.onnx_files.made_messages import Fields, message_classes
-from sharding.onnx_files.protobuf import MalformedError, fields
+from sharding.onnx_files.protobuf import MalformedError, field, fields
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -28,6 +30,8 @@ _DURATION = "StatisticDuration"
 _MOST_FIELDS, _FEW_BYTES = 8192, 4096
 """Fields of a message and of its tensors: each takes a hundred bytes, however few it came in. A message of so
 few bytes cannot have too many."""
+_SIZES = {"float": 4, "double": 8, **dict.fromkeys(("bool", "int32", "int64", "uint32", "uint64"), 0)}
+"""Bytes of a number in a field of many; 0 where they differ."""
 _PARAMETERS: Fields = {
     "bool_param": (1, "bool"), "int64_param": (2, "int64"), "string_param": (3, "string"),
 }  # fmt: skip
@@ -127,9 +131,53 @@ def parsed(data: bytes, name: str) -> Message:
     try:
         if len(data) > _FEW_BYTES:
             _bound_fields(memoryview(data), name)
-        return classes()[name].FromString(data)
+        if len(data) < LARGE:
+            return classes()[name].FromString(data)
+        message = classes()[name]()
+        _merge(message, memoryview(data), name)
+        return message
     except (DecodeError, MalformedError):
         raise bad(f"the message is no {name} of protobuf") from None
+
+
+def _merge(message: Message, data: memoryview, name: str) -> None:
+    """Reads a large message of this name in pieces: several messages one after the other are the one of all
+    their fields, and numbers may be in one field or in several."""
+    kinds = {number: (known, kind) for known, (number, kind) in MESSAGES[name].items()}
+    begun = 0
+    for count, (number, wire, first, start, end) in enumerate(fields(data, 0, len(data))):
+        if count == _MOST_FIELDS:  # each number in a field of its own
+            break
+        known, kind = kinds.get(number, ("", ""))
+        single = kind.rstrip("*")
+        if wire == 2 and end - start > PIECE and (single in MESSAGES or single in _SIZES):
+            message.MergeFromString(data[begun:first])
+            begun = end
+            if single in _SIZES:
+                for piece in _numbers(data[start:end], _SIZES[single]):
+                    message.MergeFromString(field(number, piece))
+                    breathe()
+            else:
+                inner = getattr(message, known)
+                _merge(inner.add() if kind != single else inner, data[start:end], single)
+        elif end - begun > PIECE:
+            message.MergeFromString(data[begun:end])
+            begun = end
+            breathe()
+    message.MergeFromString(data[begun:])
+
+
+def _numbers(data: memoryview, size: int) -> Iterator[bytes]:
+    """Many numbers in pieces. ``size``: of each in bytes; 0 for numbers of different sizes, of which the last
+    byte is below 128."""
+    at = 0
+    while len(data) - at > PIECE:
+        end = at + PIECE
+        while not size and data[end - 1] >= 0x80 and end - at < 2 * PIECE and end < len(data):
+            end += 1
+        yield bytes(data[at:end])
+        at = end
+    yield bytes(data[at:])
 
 
 def _bound_fields(data: memoryview, name: str) -> None:

@@ -159,6 +159,6 @@ async def _infer(conversation: Conversation) -> None:
     model = _model(conversation, asked.model_name, asked.model_version)
     routes.specs_of(model)  # what is not ready is said before what is wrong with the tensors
     call = conversation.call
-    question = await asked_question(call, asked)
+    question = await asked_question(call, asked, conversation.size)
     outputs = await routes.predicted(model, question, call.client, conversation.left)
     await conversation.tell(await written_answer(call, model, asked, question, outputs))

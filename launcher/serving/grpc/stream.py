@@ -4,6 +4,7 @@ which several are under way; those of language models come piece by piece, whene
 from __future__ import annotations
 
 import asyncio
+import functools
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Literal, cast
@@ -61,7 +62,8 @@ class _Stream:
         """Reads and answers requests. Raises `RefusalError` for what is none, and where the server ends."""
         before: asyncio.Task[None] | None = None
         while (data := await self._next()) is not None:
-            asked = cast("ModelInferRequest", parsed(data, "ModelInferRequest"))
+            read = functools.partial(parsed, data, "ModelInferRequest")
+            asked = cast("ModelInferRequest", await self._conversation.call.apart(len(data), read))
             models = self._conversation.context.repository.models
             in_turn = not isinstance(models.get(asked.model_name), TextModel)
             task = asyncio.create_task(self._one(asked, len(data), before if in_turn else None))
@@ -107,7 +109,7 @@ class _Stream:
         try:
             try:
                 call.hold(size)
-                await self._respond(call, asked, before)
+                await self._respond(call, asked, size, before)
                 status = HTTPStatus.OK.value
             except UntakenError:
                 raise
@@ -121,11 +123,13 @@ class _Stream:
         finally:
             self._calls.frame.ended(call, status)
 
-    async def _respond(self, call: Call, asked: ModelInferRequest, before: asyncio.Task[None] | None) -> None:
+    async def _respond(
+        self, call: Call, asked: ModelInferRequest, size: int, before: asyncio.Task[None] | None
+    ) -> None:
         model = call.context.repository.get(asked.model_name, asked.model_version)
         call.use(model)
         routes.specs_of(model)
-        question = await asked_question(call, asked)
+        question = await asked_question(call, asked, size)
         if isinstance(model, TextModel) and (wanted := texts.asked(model, question.feeds)).stream:
             stream, ready = await texts.begun(model, wanted, call.client, routes.priority_of(question))
             call.closing.callback(stream.cancel)

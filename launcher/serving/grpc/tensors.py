@@ -43,12 +43,14 @@ _FIELDS: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("UINT8", "UINT16", "UINT32"), ("uint_contents", "uint32")),
 }  # fmt: skip
 """The field for values of a type, and of which type its numbers are; halves have none."""
+_AT_ONCE = 1 << 14
+"""Values that are read or written at once: other threads take turns between."""
 
 
-async def asked_question(call: Call, asked: ModelInferRequest) -> Question:
-    """The request in a message, whose tensors are counted: a value of one byte may take eight. Raises
-    `RefusalError`."""
-    question = await call.apart(asked.ByteSize(), lambda: read_question(asked))
+async def asked_question(call: Call, asked: ModelInferRequest, size: int) -> Question:
+    """The request in a message of so many bytes, whose tensors are counted: a value of one byte may take
+    eight. Raises `RefusalError`."""
+    question = await call.apart(size, lambda: read_question(asked))
     call.grow(size_of(question.feeds))
     return question
 
@@ -59,8 +61,13 @@ async def written_answer(
     """The answer, which is counted until it is taken. Raises `RefusalError`."""
     size = size_of(outputs)
     call.grow(size)
-    answer = await call.apart(size, lambda: write_answer(model, asked, question, outputs))
-    call.grow(answer.ByteSize())
+
+    def written() -> tuple[ModelInferResponse, int]:
+        answer = write_answer(model, asked, question, outputs)
+        return answer, answer.ByteSize()  # for which it is put together
+
+    answer, size = await call.apart(size, written)
+    call.grow(size)
     return answer
 
 
@@ -127,7 +134,9 @@ def from_contents(
         except UnicodeDecodeError:
             raise bad(f"{where}contents: expected texts in UTF-8, found other bytes") from None
     else:
-        found = np.fromiter(values, wide, count)
+        found = np.empty(count, wide)
+        for at in range(0, count, _AT_ONCE):
+            found[at : at + _AT_ONCE] = values[at : at + _AT_ONCE]
     if found.dtype != dtype and count:
         bounds = np.iinfo(dtype)
         if found.min() < bounds.min or found.max() > bounds.max:
@@ -151,8 +160,10 @@ def write_answer(
         if not in_values:
             answer.raw_output_contents.append(to_bytes(value))
             continue
-        flat = value.reshape(-1).tolist()
-        if kind == "BYTES":
-            flat = [text if isinstance(text, bytes) else str(text).encode() for text in flat]
-        getattr(entry.contents, _FIELDS[kind][0]).extend(flat)
+        values, whole = getattr(entry.contents, _FIELDS[kind][0]), value.reshape(-1)
+        for at in range(0, len(whole), _AT_ONCE):
+            flat = whole[at : at + _AT_ONCE].tolist()
+            if kind == "BYTES":
+                flat = [text if isinstance(text, bytes) else str(text).encode() for text in flat]
+            values.extend(flat)
     return answer

@@ -165,7 +165,7 @@ def _triton(datatype: str) -> str:
 async def _infer(call: Call) -> Response:
     model = _model(call)
     inputs, _ = specs_of(model)
-    data, head = await call.body(), call.request.headers.get(HEADER)
+    data, head = await call.body(), call.headers.get(HEADER)
     question = await call.apart(to_read(data, head, inputs), lambda: read_question(data, head, inputs))
     call.grow(size_of(question.feeds))  # what JSON says in two bytes may take eight
     outputs = await call.unless_gone(predicted(model, question, call.client))

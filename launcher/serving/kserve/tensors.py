@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import orjson
 
-from launcher.serving.bodies import bad, field_of, needed, object_of, said
+from launcher.serving.bodies import bad, field_of, needed, object_of, object_with_runs, said
+from launcher.serving.parsing.runs import IrregularError, Run
 from ranks.common.tensors import OBJECT
 
 if TYPE_CHECKING:
@@ -79,7 +80,18 @@ def read_question(data: bytes, header: str | None, specs: Sequence[TensorSpec]) 
     length = _json_length(header, len(data))
     if length is None:
         raise bad(f"{HEADER}: expected the bytes of JSON, at most {len(data)}, found {said(header)}")
-    body, rest = object_of(data[:length]), memoryview(data)[length:]
+    body, runs = object_with_runs(data[:length])
+    try:
+        try:
+            return _question_in(body, memoryview(data)[length:], specs)
+        finally:
+            for run in runs:
+                run.check()  # whatever is wrong beside it, and where nobody has asked for it
+    except IrregularError:
+        return _question_in(object_of(data[:length]), memoryview(data)[length:], specs)
+
+
+def _question_in(body: Mapping[str, object], rest: memoryview, specs: Sequence[TensorSpec]) -> Question:
     known = {spec.name: spec for spec in specs}
 
     def read(item: Mapping[str, object], where: str) -> Array:
@@ -158,7 +170,9 @@ def _read_tensor(
     shape, dtype, parameters = declared(item, where)
     size = field_of(parameters, "binary_data_size", int, f"{where}parameters.")
     if size is None:
-        return _from_json(needed(item, "data", list, where), dtype, shape, where, spec), rest
+        data = item.get("data")
+        values = data if isinstance(data, Run) else needed(item, "data", list, where)
+        return _from_json(values, dtype, shape, where, spec), rest
     if "data" in item:
         raise bad(f"{where}data: it excludes parameters.binary_data_size; leave one out")
     if not 0 <= size <= len(rest):
@@ -184,22 +198,37 @@ def _one(axis: int) -> int:
 
 
 def _from_json(
-    data: list[object], dtype: DType, shape: Sequence[int], where: str, spec: TensorSpec | None
+    data: list[object] | Run, dtype: DType, shape: Sequence[int], where: str, spec: TensorSpec | None
 ) -> Array:
     count = math.prod(shape)
     try:
-        values, kinds = _flat(data)
-        if wrong := kinds - _kinds(dtype):
-            found = ", ".join(sorted(kind.__name__ for kind in wrong))
-            raise ValueError("a value is no text" if dtype == OBJECT else f"values are {found}")
-        if len(values) != count:
-            raise ValueError(f"found {len(values)} for the shape {list(shape)}")
-        flat = np.empty(count, dtype)
-        for at, piece in _pieces(values):
-            flat[at : at + len(piece)] = _converted(piece, dtype)
+        most, pieces = _values_of(data, dtype)
+        flat, at = np.empty(min(count, most), dtype), 0
+        for piece in pieces:
+            if at + len(piece) <= len(flat):
+                flat[at : at + len(piece)] = _converted(piece, dtype)
+            at += len(piece)
+        if at != count:
+            raise ValueError(f"found {at} for the shape {list(shape)}")
     except (ValueError, TypeError, OverflowError) as error:
         raise bad(f"{where}data: expected {count} values of {type_name(dtype)}: {error}"[:240]) from None
     return cast("Array", flat.reshape(shape))
+
+
+def _values_of(data: list[object] | Run, dtype: DType) -> tuple[int, Iterator[list[object]]]:
+    """How many values there are at most, and all of them in pieces. Raises `ValueError` for values of other
+    types; so do the pieces."""
+    if isinstance(data, Run):
+        return data.most, (_of_type(piece, _kinds_in(piece), dtype) for piece in data.pieces())
+    values, kinds = _flat(data)
+    return len(values), (piece for _, piece in _pieces(_of_type(values, kinds, dtype)))
+
+
+def _of_type(values: list[object], kinds: set[type], dtype: DType) -> list[object]:
+    if wrong := kinds - _kinds(dtype):
+        found = ", ".join(sorted(kind.__name__ for kind in wrong))
+        raise ValueError("a value is no text" if dtype == OBJECT else f"values are {found}")
+    return values
 
 
 def _converted(values: list[object], dtype: DType) -> Array:
@@ -228,10 +257,14 @@ def _kinds(dtype: DType) -> set[type]:
     return {"f": {int, float}, "V": {int, float}, "b": {bool, int}}.get(dtype.kind, {int})
 
 
+def _kinds_in(values: list[object]) -> set[type]:
+    return set().union(*(set(map(type, piece)) for _, piece in _pieces(values)))
+
+
 def _flat(data: list[object]) -> tuple[list[object], set[type]]:
     """The values of nested lists, and of which types they are. numpy is not let at values of other types: a
     long text among numbers would give each of them as much room."""
-    while list in (kinds := set().union(*(set(map(type, piece)) for _, piece in _pieces(data)))):
+    while list in (kinds := _kinds_in(data)):
         if kinds != {list} or len({len(row) for row in cast("list[list[object]]", data)}) > 1:
             raise ValueError("lists of different lengths, or of values and lists")
         flat: list[object] = []

@@ -67,7 +67,9 @@ class Answer:
     """Where texts are calls of functions."""
     _offsets: dict[int, _Offsets] = field(default_factory=dict)
     _held: dict[int, str] = field(default_factory=dict)
-    """Texts of calls so far, where only the whole says which function is called."""
+    """Texts so far that may be calls, where only the whole says so."""
+    _begun: set[int] = field(default_factory=set)
+    """Texts of which something that is no call was told."""
 
     def __post_init__(self) -> None:
         self.id = self.id or f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
@@ -100,21 +102,30 @@ class Answer:
     def opening(self, index: int) -> Json:
         """The first piece of a text of a chat: who speaks."""
         delta: Json = {"role": "assistant", "content": ""}
-        if self.tools is not None:
+        if self.tools is not None and self.tools.form is None:
             delta["content"] = None
             if self.tools.name is not None:
-                delta["tool_calls"] = [{"index": 0, **(self.tools.call(index, "") or {})}]
+                delta["tool_calls"] = [{"index": 0, **self.tools.calls(index, "")[1][0]}]
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._piece(choice)
 
     def _part_of_call(self, tools: Tools, index: int, text: str, *, ended: bool) -> Json:
         if tools.name is not None:
             return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]} if text else {}
-        self._held[index] = self._held.get(index, "") + text
+        held = self._held.get(index, "") + text
         if not ended:
-            return {}
-        call = tools.call(index, self._held[index])
-        return {"content": self._held[index]} if call is None else {"tool_calls": [{"index": 0, **call}]}
+            begun = index in self._begun
+            certain = 0 if tools.form is None else tools.form.certain(held, begun=begun)
+            self._held[index] = held[certain:]
+            if not certain:
+                return {}
+            self._begun.add(index)
+            return {"content": held[:certain]}
+        said, calls = tools.calls(index, held)
+        found: Json = {"content": said} if said else {}
+        if calls:
+            found["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
+        return found
 
     def _reason(self, reason: str | None, *, called: bool) -> str | None:
         if reason is None:
@@ -142,16 +153,17 @@ class Answer:
     def _choice(self, index: int, text: Completion) -> Json:
         shown = text.text if text.text is not None else ""
         said: Json = {"text": shown}
-        call = None
+        found: list[Json] = []
         if self.chat:
-            call = None if self.tools is None else self.tools.call(index, shown)
-            calls: Json = {} if call is None else {"tool_calls": [call]}
-            content = shown if call is None else None
+            content: str | None = shown
+            if self.tools is not None:
+                content, found = self.tools.calls(index, shown)
+            calls: Json = {"tool_calls": found} if found else {}
             said = {"message": {"role": "assistant", "content": content, "refusal": None, **calls}}
         probable = None
         if self.logprobs and text.logprobs is not None:
             probable = self._shown(index, text.ids, text.logprobs, text.top or [()] * len(text.ids))
-        reason = self._reason(text.reason, called=call is not None)
+        reason = self._reason(text.reason, called=bool(found))
         return {"index": index, **said, "logprobs": probable, "finish_reason": reason}
 
     def _shown(

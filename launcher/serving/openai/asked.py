@@ -86,7 +86,7 @@ def asked_of(body: Mapping[str, object], limits: ServeLimits, manner: Manner, *,
     found["stop"] = _stops(body.get("stop"))
     found["logit_bias"] = _bias(field_of(body, "logit_bias", dict) or {})
     found["json_schema"], tools = _form(body), tools_of(body) if chat else None
-    if tools is not None:
+    if tools is not None and tools.schema is not None:
         if found["json_schema"] is not None:
             raise bad("response_format: a text is to be a call of a function already; leave out one of them")
         found["json_schema"] = tools.schema

@@ -20,6 +20,7 @@ from launcher.serving.openai.asked import Asked, asked_of
 from launcher.serving.openai.embeddings import embeddings
 from launcher.serving.openai.fields import named
 from launcher.serving.openai.texts import messages_of, prompts_of
+from launcher.serving.openai.tools import shaped
 from launcher.serving.refusals import RefusalError, refusal_of
 from launcher.serving.tensor_model import TensorModel
 from launcher.serving.text_model import Speaking, TextModel, finished
@@ -96,6 +97,8 @@ async def _chat(call: Call) -> Response:
     model = _text_model(call, needed(body, "model", str))
     speaking = await model.until_ready(call.began)
     asked = asked_of(body, call.context.limits, speaking.model.manner, chat=True)
+    if asked.tools is not None and asked.tools.schema is None:
+        asked = replace(asked, tools=shaped(asked.tools, await model.call_form(speaking)))
     # Templates may loop for a second: in another process, whose answer a thread waits for.
     tools = None if asked.tools is None else asked.tools.given
     prompt = await asyncio.to_thread(speaking.model.text_of, messages_of(body), tools)

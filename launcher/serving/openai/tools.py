@@ -6,15 +6,19 @@ import json
 import re
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
 
 from launcher.generation.text.grammar import ANY_OBJECT
 from launcher.serving.bodies import bad, field_of, needed, said
 
+if TYPE_CHECKING:
+    from launcher.serving.openai.calls import CallForm
+
 Json = dict[str, object]
 _MOST_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_NAMED, _ANY = "function", "required"
+_NAMED, _ANY, _AUTO = "function", "required", "auto"
 
 
 @dataclass(frozen=True)
@@ -23,24 +27,34 @@ class Tools:
 
     given: list[Json]
     """As the body has them, for the chat template."""
-    schema: str
-    """Of the text."""
+    schema: str | None
+    """Of the text; None where the model itself says whether it calls any."""
     name: str | None
-    _ids: dict[int, str] = field(default_factory=dict)
+    form: CallForm | None = None
+    """How it says so."""
+    most: int = _MOST_TOOLS
+    """Calls in a text."""
+    _ids: dict[tuple[int, int], str] = field(default_factory=dict)
 
-    def call(self, index: int, text: str) -> Json | None:
-        """The call that a text is; None where that cannot be said: it was cut off, or is too deep."""
+    def calls(self, index: int, text: str) -> tuple[str | None, list[Json]]:
+        """What a text says, and the calls in it; none where it cannot be said which: it was cut off, or is
+        too deep."""
+        if self.form is not None:
+            names = {_name_of(tool) for tool in self.given}
+            said, found = self.form.calls(text, names)
+            calls = [self._call(index, *one, number=number) for number, one in enumerate(found[: self.most])]
+            return said or (None if calls else ""), calls
         if self.name is not None:
-            return self._call(index, self.name, text)
+            return None, [self._call(index, self.name, text)]
         try:
-            found = json.loads(text)
+            whole = json.loads(text)
         except (ValueError, RecursionError):
-            return None
-        return self._call(index, found["name"], json.dumps(found["arguments"], ensure_ascii=False))
+            return text, []
+        return None, [self._call(index, whole["name"], json.dumps(whole["arguments"], ensure_ascii=False))]
 
-    def _call(self, index: int, name: str, arguments: str) -> Json:
-        number = self._ids.setdefault(index, f"call_{uuid.uuid4().hex}")
-        return {"id": number, "type": _NAMED, "function": {"name": name, "arguments": arguments}}
+    def _call(self, index: int, name: str, arguments: str, number: int = 0) -> Json:
+        own = self._ids.setdefault((index, number), f"call_{uuid.uuid4().hex}")
+        return {"id": own, "type": _NAMED, "function": {"name": name, "arguments": arguments}}
 
     def reason(self, ended: str, *, called: bool) -> str:
         """Why a text of these ended, as the protocol has it: a call that was asked for by name stops, and so
@@ -72,10 +86,24 @@ def tools_of(body: Mapping[str, object]) -> Tools | None:
         if wanted not in schemas:
             raise bad(f"tool_choice.function.name: there is no tool {said(wanted)}")
         return Tools(tools, _text(lambda: schemas[wanted]), wanted)
-    raise bad(
-        f"tool_choice: expected required, none or a function, found {said(choice or 'auto')}: whether a text "
-        "is a call differs from model to model, so this server has no auto"
-    )
+    if choice not in {None, _AUTO}:
+        raise bad(f"tool_choice: expected auto, required, none or a function, found {said(choice)}")
+    return Tools(tools, None, None, most=1 if body.get("parallel_tool_calls") is False else _MOST_TOOLS)
+
+
+def shaped(tools: Tools, form: CallForm | None) -> Tools:
+    """The same where the model itself says whether it calls any, in a form that is known. Raises
+    `RefusalError` where none is."""
+    if form is None:
+        raise bad(
+            "tool_choice: expected required, none or a function, found auto: the model's chat template does "
+            "not show in JSON how a call is written"
+        )
+    return replace(tools, form=form)
+
+
+def _name_of(tool: Json) -> str:
+    return str(cast("Json", tool[_NAMED])["name"])
 
 
 def _text(schema: Callable[[], Json]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -55,11 +55,12 @@ class Traces:
         """``tracer``: where spans go; None: nothing is noted."""
         self._tracer = tracer
 
-    def request(self, method: str, route: str, headers: Mapping[str, str]) -> Trace | None:
-        """The trace of a request that has come; `ended` ends it. ``route``: its path with the names of its
-        parts, of which there are few."""
+    def request(self, method: str, route_of: Callable[[], str], headers: Mapping[str, str]) -> Trace | None:
+        """The trace of a request that has come; `ended` ends it. ``route_of``: gives its path with the names
+        of its parts, of which there are few."""
         if self._tracer is None:
             return None
+        route = route_of()
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

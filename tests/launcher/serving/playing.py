@@ -54,6 +54,12 @@ class Played:
     def submit_async(self, feeds: Any) -> asyncio.Future[Any]:
         return asyncio.wrap_future(self.thread.submit(self.predict, feeds))
 
+    def submit_fitting(self, feeds: Any) -> asyncio.Future[Any]:
+        return self.submit_async(feeds)
+
+    def read_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """There is nothing to read."""
+
     def work(self) -> dict[int, Any]:
         return self.said
 

@@ -16,9 +16,9 @@ import pytest
 
 from launcher.serving import bodies, context
 from launcher.serving.access import ACCESS, Tokens
-from launcher.serving.bodies import LARGE
 from launcher.serving.kserve import routes
 from launcher.serving.kserve.tensors import read_question
+from launcher.serving.parsing.pace import LARGE
 from launcher.serving.refusals import RefusalError
 from tests.launcher.serving.playing import URL, Played, ask, played, until
 

@@ -28,6 +28,8 @@ from launcher.serving.batching import Batching
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.models import State
+from launcher.serving.parsing.pace import LARGE
+from launcher.serving.server import Joined
 from launcher.serving.tensor_model import AHEAD, TensorModel
 from launcher.serving.text_model import Speaking, TextModel
 from ranks.common.tensors import TensorSpec
@@ -297,3 +299,42 @@ def test_an_engine_that_failed_gives_way_to_another(monkeypatch: pytest.MonkeyPa
         await model.unload()
 
     asyncio.run(asyncio.wait_for(work(), 30))
+
+
+def test_heads_wait_for_their_bodies_alone() -> None:
+    """Both are one packet; a head without a body goes at once, and before the connection closes."""
+
+    class Noting:
+        def __init__(self) -> None:
+            self.sent: list[bytes] = []
+            self.closed = 0
+
+        def write(self, data: bytes) -> None:
+            self.sent.append(data)
+
+        def is_closing(self) -> bool:
+            return self.closed > 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    head, large = b"HTTP/1.1 200 OK\r\na: b\r\n\r\n", b"x" * LARGE
+
+    async def written(*pieces: bytes, close: bool = False) -> Noting:
+        transport: Any = Noting()
+        joined = Joined(transport)
+        for piece in pieces:
+            joined.write(piece)
+        if close:
+            joined.close()
+        await asyncio.sleep(0)
+        assert joined.is_closing() == close
+        return transport
+
+    for pieces, sent in (
+        ((head, b"body"), [head + b"body"]), ((head,), [head]), ((head, b""), [head]),
+        ((head, large), [head, large]), ((b"1\r\n", b"2"), [b"1\r\n", b"2"]),
+        ((head, head, b"body"), [head + head + b"body"]),
+    ):  # fmt: skip
+        assert asyncio.run(written(*pieces)).sent == sent
+    assert asyncio.run(written(head, close=True)).sent == [head]

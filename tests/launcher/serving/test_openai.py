@@ -19,12 +19,12 @@ from starlette.responses import Response, StreamingResponse
 import launcher
 from launcher.generation.model import LanguageModel
 from launcher.generation.sample import Token
-from launcher.serving.bodies import LARGE
 from launcher.serving.context import Call, Context, Frame
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.models import Repository
 from launcher.serving.openai.answers import Answer, Spelling
+from launcher.serving.parsing.pace import LARGE
 from tests.launcher.serving.playing import until
 from tests.launcher.serving.running import Running
 
@@ -203,12 +203,12 @@ def test_tokens_are_shown_by_their_bytes(client: openai.OpenAI, model: LanguageM
         ({"tools": [{"type": "web"}]}, "tools[0].type: expected a function"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name: expected"),
         ({"tools": [TOOL, TOOL]}, 'tools[1].function.name: "weather" is there twice'),
-        ({"tools": [TOOL]}, 'tool_choice: expected required, none or a function, found "auto"'),
+        ({"tools": [TOOL]}, "tool_choice: expected required, none or a function, found auto"),
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
             "there is no tool",
         ),
-        ({"tools": [TOOL], "tool_choice": 3}, "tool_choice: expected required"),
+        ({"tools": [TOOL], "tool_choice": 3}, "tool_choice: expected auto, required"),
         ({"tools": [TOOL] * 200}, "tools: expected at most 128"),
         (
             {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},

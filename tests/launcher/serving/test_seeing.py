@@ -108,7 +108,7 @@ def test_nothing_is_imported_where_the_package_is_not_there() -> None:
         sys.modules["opentelemetry"] = None  # as where it is not installed
         from launcher.serving import app, server
         from launcher.serving.seeing.traces import traces_here
-        trace = traces_here().request("GET", "/", {"traceparent": "x"})
+        trace = traces_here().request("GET", lambda: "/", {"traceparent": "x"})
         print(trace, [name for name, one in sys.modules.items() if "opentelemetry" in name and one])
     """
     lines = "\n".join(line.strip() for line in program.splitlines())

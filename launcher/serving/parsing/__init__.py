@@ -1,0 +1,1 @@
+"""Bodies that are large, read in pieces."""

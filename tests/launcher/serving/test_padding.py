@@ -1,0 +1,157 @@
+"""Requests of different lengths are joined where a mask says so; ONNX Runtime is the oracle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tritonclient.http as triton
+from onnx import TensorProto, helper, numpy_helper
+
+import launcher
+from launcher.errors import ConfigError
+from launcher.job.job import Job
+from launcher.serving.batching import Batch, Batching, Padding
+from launcher.serving.fair_queue import FairQueue
+from launcher.serving.limits import ServeLimits
+from launcher.serving.metrics import Metrics
+from launcher.serving.opening import Offer
+from launcher.serving.options import ModelOptions
+from launcher.serving.tensor_model import Request, TensorModel
+from tests.launcher.serving.running import Running, running
+
+
+def save(path: Path, *, masked: bool = True, other: str = "") -> Path:
+    """The mean of words' vectors, and these, where the mask is 1; not ``masked``: the mean of all."""
+    table = numpy_helper.from_array(np.random.default_rng(0).normal(size=(32, 6)).astype(np.float32), "table")
+    axis = numpy_helper.from_array(np.array([1]), "one")
+    last = numpy_helper.from_array(np.array([2]), "two")
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["v"]),
+        helper.make_node("Cast", ["mask"], ["m"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["m", "two"], ["m3"]),
+        helper.make_node("Mul", ["v", "m3"], ["vectors"]),
+        helper.make_node("ReduceSum", ["vectors", "one"], ["sum"], keepdims=0),
+        helper.make_node("ReduceSum", ["m", "one"], ["count"], keepdims=1),
+        helper.make_node("Div", ["sum", "count"], ["mean"]),
+    ]
+    if not masked:
+        nodes[4:] = [helper.make_node("ReduceMean", ["vectors", "one"], ["mean"], keepdims=0)]
+    ends = [
+        *(helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "length"]) for n in ("ids", "mask")),
+        helper.make_tensor_value_info("vectors", TensorProto.FLOAT, ["batch", other or "length", 6]),
+        helper.make_tensor_value_info("mean", TensorProto.FLOAT, ["batch", 6]),
+    ]
+    graph = helper.make_graph(nodes, "words", ends[:2], ends[2:], [table, axis, last])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+def feeds(length: int, seed: int, rows: int = 1) -> dict[str, Any]:
+    ids = np.random.default_rng(seed).integers(0, 32, (rows, length))
+    mask = np.ones_like(ids)
+    mask[:, length - length // 4 :] = 0  # a client may have filled up its own
+    return {"ids": ids, "mask": mask}
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("words") / "words.onnx")
+
+
+@pytest.fixture(scope="module")
+def server(words: Path) -> Iterator[Running]:
+    offer = Offer(
+        "words", Job(model=words, ranks=2, launcher="local", threads=1),
+        ModelOptions(max_batch_size=8, max_delay=0.2, pad_mask="mask"),
+    )  # fmt: skip
+    limits, metrics = ServeLimits(), Metrics()
+    with running(offer.made(limits, metrics), limits=limits, metrics=metrics) as found:
+        yield found
+
+
+def test_answers_are_those_of_onnx_runtime(server: Running, words: Path) -> None:
+    plain = onnxruntime.InferenceSession(words, providers=["CPUExecutionProvider"])
+    asked = [feeds(2 + seed % 7, seed, 1 + seed % 2) for seed in range(24)]
+
+    def ask(arrays: dict[str, Any]) -> Any:
+        with triton.InferenceServerClient(server.address, network_timeout=60) as client:
+            inputs = []
+            for name, array in arrays.items():
+                inputs.append(triton.InferInput(name, list(array.shape), "INT64"))
+                inputs[-1].set_data_from_numpy(array)
+            found = client.infer("words", inputs)
+            return [found.as_numpy(name) for name in ("vectors", "mean")]
+
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(ask, asked))
+    for arrays, found in zip(asked, answers, strict=True):
+        for own, expected in zip(found, plain.run(["vectors", "mean"], arrays), strict=True):
+            assert own.shape == expected.shape
+            np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
+    numbers = server.context.repository.get("words").numbers
+    assert numbers.succeeded == len(asked) > numbers.runs, "no two requests were joined"
+
+
+PADDING = Padding("mask", {"ids": [1], "mask": [1]})
+
+
+@pytest.mark.parametrize(
+    ("lengths", "joined"),
+    [([8, 8, 8], [8, 8, 8]), ([8, 5, 4], [8, 5, 4]), ([8, 1, 1, 1, 1], [8, 1]), ([1, 9, 9], [1, 9, 9])],
+)  # fmt: skip
+def test_no_more_is_filled_up_than_there_was(lengths: list[int], joined: list[int]) -> None:
+    async def filled() -> Batch[Request]:
+        queue: FairQueue[Request] = FairQueue(9)
+        for seed, length in enumerate(lengths):
+            queue.put(Request(feeds(length, seed), 0.0, asyncio.get_running_loop().create_future()))
+        batch = Batch([queue.take() or pytest.fail()], PADDING)
+        await Batching(8, padding=PADDING).fill(batch, queue)
+        return batch
+
+    batch = asyncio.run(filled())
+    assert [np.shape(one.feeds["ids"])[1] for one in batch.requests] == joined
+    assert batch.feeds()["mask"].shape == (len(joined), max(joined))
+
+
+def test_what_has_not_one_length_goes_alone() -> None:
+    assert PADDING.length({"ids": np.zeros((1, 3)), "mask": np.zeros((1, 4))}) is None
+    assert PADDING.length({"ids": np.zeros((1, 3))}) is None
+    assert PADDING.length(feeds(3, 0)) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "mask", "told"),
+    [
+        ({"masked": False}, "mask", "for that changes the output 'mean'"),
+        ({}, "maks", "has no such input: expected one of 'ids', 'mask'"),
+        ({"other": "width"}, "mask", "expected no open axes but the batch and 'length'"),
+    ],
+)
+def test_models_that_cannot_be_filled_up(changes: Any, mask: str, told: str, tmp_path: Path) -> None:
+    model = save(tmp_path / "model.onnx", **changes)
+    with (
+        launcher.start(model, ranks=1, launcher="local", threads=1) as group,
+        pytest.raises(ConfigError, match="--pad-mask") as error,
+    ):
+        Batching(4, mask=mask).checked(group)
+    assert told in str(error.value)
+
+
+def test_joining_is_needed(words: Path, texts: Path) -> None:
+    for model, why in ((words, "give --max-batch-size too"), (texts, "texts are always joined")):
+        with pytest.raises(ConfigError, match=why):
+            Offer("x", Job(model=model), ModelOptions(pad_mask="mask")).made(ServeLimits(), Metrics())
+    assert isinstance(
+        Offer("x", Job(model=words), ModelOptions(max_batch_size=2, pad_mask="mask")).made(
+            ServeLimits(), Metrics()
+        ),
+        TensorModel,
+    )
