@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ast
-import functools
 import graphlib
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("sharding", "ranks", "launcher")
+from sharding.importers import torch_import
+from tests.trees import MODULES, PACKAGES, nodes, tree
 
 FLOORS = (
     *("sharding.common", "sharding.slices", "sharding.onnx_files", "sharding.importers"),
@@ -51,57 +49,33 @@ OF_SHARDING = {f"sharding.{room}" for room in ("errors", "common", "slices", "on
 """What ranks take from sharding: no graph, no plan."""
 
 
-def _modules() -> dict[str, Path]:
-    found = {}
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            found[name.removesuffix(".__init__")] = path
-    return found
-
-
-MODULES = _modules()
-
-
-@functools.cache
-def _tree(name: str) -> ast.Module:
-    return ast.parse(MODULES[name].read_text())
-
-
 def _imports(name: str, *, runs: bool) -> Iterator[str]:
     """The modules that a module imports, inside functions too. ``runs``: without what only annotations need;
     otherwise also those that it names in a text, to import them by it."""
-    tree = _tree(name)
     hidden = set()
-    if runs:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-                hidden |= {id(inner) for statement in node.body for inner in ast.walk(statement)}
-    for node in ast.walk(tree):
-        if id(node) in hidden:
-            continue
-        if isinstance(node, ast.Import):
+    for node in nodes(name, ast.If) if runs else ():
+        if "TYPE_CHECKING" in ast.unparse(node.test):
+            hidden |= {id(inner) for statement in node.body for inner in ast.walk(statement)}
+    for node in nodes(name, ast.Import):
+        if id(node) not in hidden:
             yield from (alias.name for alias in node.names if alias.name in MODULES)
-        elif isinstance(node, ast.Constant) and not runs:
-            if isinstance(node.value, str) and "." in node.value and node.value in MODULES:
-                yield node.value
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            assert not node.level, f"{name}: relative imports are not used here"
-            for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                if whole in MODULES or node.module in MODULES:
-                    yield whole if whole in MODULES else node.module
+    for node in nodes(name, ast.ImportFrom):
+        if id(node) in hidden or not node.module:
+            continue
+        assert not node.level, f"{name}: relative imports are not used here"
+        for alias in node.names:
+            whole = f"{node.module}.{alias.name}"
+            if whole in MODULES or node.module in MODULES:
+                yield whole if whole in MODULES else node.module
+    for node in nodes(name, ast.Constant) if not runs else ():
+        if isinstance(node.value, str) and "." in node.value and node.value in MODULES:
+            yield node.value
 
 
 def _outside(name: str) -> set[str]:
     """The packages that a module imports, by their first names."""
-    found = set()
-    for node in ast.walk(_tree(name)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found.add((node.module or "").split(".")[0])
-    return found
+    plain = {alias.name.split(".")[0] for node in nodes(name, ast.Import) for alias in node.names}
+    return plain | {(node.module or "").split(".")[0] for node in nodes(name, ast.ImportFrom)}
 
 
 def _floor(name: str) -> int:
@@ -174,7 +148,7 @@ def test_no_room_is_too_full() -> None:
 
 
 def test_every_room_says_what_it_is() -> None:
-    missing = [name for name in MODULES if not ast.get_docstring(_tree(name))]
+    missing = [name for name in MODULES if not ast.get_docstring(tree(name))]
     assert not missing
 
 
@@ -187,9 +161,7 @@ CONTRACTS = {
 def test_functions_with_many_parameters_take_an_object() -> None:
     found = set()
     for name in MODULES:
-        for node in ast.walk(_tree(name)):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
+        for node in nodes(name, ast.FunctionDef, ast.AsyncFunctionDef):
             given = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
             makers = {ast.unparse(item).partition("(")[0] for item in node.decorator_list}
             if len(given) - (given[:1] in (["self"], ["cls"])) > 8 and not makers & {"primitive", "table"}:
@@ -220,10 +192,10 @@ def _assigned(node: ast.AST) -> list[ast.expr]:
 
 def _changed_in(function: ast.AST, variables: set[str]) -> Iterator[str]:
     """The variables of a module that a function changes: binds anew, or the items of a container."""
-    nodes = list(ast.walk(function))
-    own = {node.arg for node in nodes if isinstance(node, ast.arg)}
-    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    for node in nodes:
+    inside = list(ast.walk(function))
+    own = {node.arg for node in inside if isinstance(node, ast.arg)}
+    own |= {node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for node in inside:
         if isinstance(node, ast.Global):
             yield from node.names
             own -= set(node.names)
@@ -241,12 +213,11 @@ def _changed_in(function: ast.AST, variables: set[str]) -> Iterator[str]:
 def test_no_variable_of_a_module_changes_after_import() -> None:
     found = set()
     for name in MODULES:
-        tree = _tree(name)
-        places = [place for node in tree.body for target in _assigned(node) for place in ast.walk(target)]
+        body = tree(name).body
+        places = [place for node in body for target in _assigned(node) for place in ast.walk(target)]
         variables = {place.id for place in places if isinstance(place, ast.Name)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                found |= {f"{name}.{changed}" for changed in _changed_in(node, variables)}
+        for node in nodes(name, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda):
+            found |= {f"{name}.{changed}" for changed in _changed_in(node, variables)}
     assert found == REGISTRIES
 
 
@@ -264,20 +235,44 @@ OF_LIBRARIES = {
 """Modules that write environment variables, and why."""
 
 
-def _writes_environment(tree: ast.Module) -> list[int]:
+WRITES = (ast.Assign, ast.Delete, ast.AugAssign, ast.AnnAssign, ast.Call)
+"""What can write a variable."""
+
+
+def _writes_environment(written_by: Iterable[ast.AST]) -> list[int]:
     """The lines that change this process's variables."""
     found = []
-    for node in ast.walk(tree):
+    for node in written_by:
         written = [item.value for item in _assigned(node) if isinstance(item, ast.Subscript)]
         called = node.func if isinstance(node, ast.Call) else None
         if isinstance(called, ast.Attribute) and called.attr in {*CHANGES, "putenv", "unsetenv"}:
             written.append(called.value)
-        if any(ast.unparse(item) in {"os.environ", "environ", "os"} for item in written):
+        names = (ast.unparse(item) for item in written if isinstance(item, ast.Attribute | ast.Name))
+        if not {"os.environ", "environ", "os"}.isdisjoint(names):
             found.append(node.lineno)
     return found
 
 
 def test_environment_variables_are_no_way_to_pass_arguments() -> None:
     changes = "os.environ['X'] = 'y'\ndel os.environ['X']\nos.environ.pop('X')\nos.putenv('X', 'y')\n"
-    assert _writes_environment(ast.parse(changes)) == [1, 2, 3, 4]
-    assert {name for name in MODULES if _writes_environment(_tree(name))} == OF_LIBRARIES.keys()
+    written_by = [node for node in ast.walk(ast.parse(changes)) if isinstance(node, WRITES)]
+    assert sorted(_writes_environment(written_by)) == [1, 2, 3, 4]
+    assert {name for name in MODULES if _writes_environment(nodes(name, *WRITES))} == OF_LIBRARIES.keys()
+
+
+def _imports_torch(name: str) -> bool:
+    named = [node.args for node in nodes(name, ast.Call) if _called(node).endswith("import_module")]
+    texts = [item.value for args in named for item in args if isinstance(item, ast.Constant)]
+    return "torch" in _outside(name) or any(str(text).partition(".")[0] == "torch" for text in texts)
+
+
+def _called(node: ast.Call) -> str:
+    name = getattr(node.func, "attr", None) or getattr(node.func, "id", "")
+    return str(name)
+
+
+def test_torch_is_imported_in_one_place() -> None:
+    """Beside a package for a device whose driver is missing its import fails, unless it is told to leave that
+    package alone."""
+    found = [name for name in MODULES if _imports_torch(name)]
+    assert not found, f"use {torch_import.__name__}"

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from sharding.errors import ModelError
 from sharding.importers.mindir.schema import _MESSAGES
 from sharding.onnx_files.attributes import integer, integers
+from tests.trees import MODULES, PACKAGES, ROOT, nodes
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
-
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("sharding", "ranks", "launcher")
 
 BORDER = {
     "the element type of an array is known only when it has been read": """
@@ -61,21 +57,10 @@ MOST = 86
 """How often all modules together may say ``Any``."""
 
 
-def _trees() -> Iterator[tuple[str, ast.Module]]:
-    for package in PACKAGES:
-        for path in (ROOT / package).rglob("*.py"):
-            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            yield name.removesuffix(".__init__"), ast.parse(path.read_text())
-
-
-def _says_any(tree: ast.AST) -> int:
-    return sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(tree))
-
-
 def test_any_stays_at_the_border() -> None:
     listed = [name for modules in BORDER.values() for name in modules.split()]
     assert len(listed) == len(set(listed))
-    said = {name: count for name, tree in _trees() if (count := _says_any(tree))}
+    said = {name: count for name in MODULES if (count := sum(n.id == "Any" for n in nodes(name, ast.Name)))}
     new = sorted(said.keys() - set(listed))
     assert not new, (
         f"{', '.join(new)} say Any, which turns checks off for all that touches it: give the value its type, "
@@ -90,15 +75,16 @@ def test_any_stays_at_the_border() -> None:
 def test_any_has_few_other_names() -> None:
     """An alias would carry it into modules that do not say it."""
     found: dict[str, set[str]] = {}
-    for name, tree in _trees():
-        for node in ast.walk(tree):
+    for name in MODULES:
+        said = {id(node) for node in nodes(name, ast.Name) if node.id == "Any"}
+        for node in nodes(name, ast.AnnAssign, ast.Assign) if said else ():
             if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "TypeAlias":
                 targets = [node.target]
             elif isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call):
                 targets = node.targets
             else:
                 continue
-            if node.value is not None and _says_any(node.value):
+            if node.value is not None and not said.isdisjoint(map(id, ast.walk(node.value))):
                 found.setdefault(name, set()).update(map(ast.unparse, targets))
     assert found == ALIASES
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from sharding.graph.alike import Alike, alike, array_of, content
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
     from sharding.common.arrays import Array
+    from sharding.graph.alike import Content
 
 logger = logging.getLogger(__name__)
 
@@ -58,27 +62,20 @@ def evaluate(node: ir.Node, opset: int) -> ir.TensorProtocol | None:
         or any(_has_graph(attribute) for attribute in node.attributes.values())
     ):
         return None
-    arrays: dict[str, object] = {}
-    for value in node.inputs:
-        if value is None:
-            continue
-        array = small_constant(value)
-        if array is None:
-            return None
-        arrays[value.name or ""] = array
+    arrays = [None if value is None else small_constant(value) for value in node.inputs]
+    if any(value is not None and array is None for value, array in zip(node.inputs, arrays, strict=True)):
+        return None
     size = _output_size(node)
     if size is None or size > SMALL_ELEMENTS:
         return None
     try:
-        result = _run(node, arrays, opset)
+        result = _evaluated(node, arrays, opset)
     except Exception as error:  # an operator that the evaluator lacks simply stays in the graph
         logger.debug("%s stays: %s", node.name, error)
         return None
-    if not isinstance(result, np.ndarray | np.generic) or np.size(result) > SMALL_ELEMENTS:
+    if result is None:
         return None
-    if np.asarray(result).dtype.kind not in "iub" and np.size(result) > FLOAT_ELEMENTS:
-        return None
-    tensor = ir.tensor(np.asarray(result))
+    tensor = ir.tensor(result.copy())
     wanted = node.outputs[0].dtype
     return tensor if wanted is None or tensor.dtype == wanted else None
 
@@ -91,24 +88,49 @@ def _output_size(node: ir.Node) -> int | None:
     return math.prod(axis for axis in shape.dims if isinstance(axis, int))
 
 
-def _run(node: ir.Node, arrays: dict[str, object], opset: int) -> object:
-    """Evaluates one node with onnx's reference implementation."""
+def _evaluated(node: ir.Node, inputs: Sequence[Array | None], opset: int) -> Array | None:
+    import onnx_ir as ir
+
+    known, contents = alike(node), [None if array is None else content(array) for array in inputs]
+    if known is None or any(a is not None and c is None for a, c in zip(inputs, contents, strict=True)):
+        return _result(ir.serde.serialize_node(node), inputs, opset)
+    return _known_result(known, tuple(contents), opset)
+
+
+@lru_cache(maxsize=4096)
+def _known_result(node: Alike, inputs: tuple[Content | None, ...], opset: int) -> Array | None:
+    """What every node like this one gives for inputs of this content; None where that fails."""
+    try:
+        return _result(node.message(), [None if item is None else array_of(item) for item in inputs], opset)
+    except Exception as error:  # the next one like it would fail too
+        logger.debug("%s stays: %s", node.op_type, error)
+        return None
+
+
+def _result(node: onnx.NodeProto, inputs: Sequence[Array | None], opset: int) -> Array | None:
+    """The output of one node by onnx's reference implementation; None where it is not a small array."""
     from onnx.reference import ReferenceEvaluator
 
-    evaluator = ReferenceEvaluator(program([node], node.outputs[0], arrays, opset))
-    return next(iter(evaluator.run(None, arrays)))
+    arrays = {name: array for name, array in zip(node.input, inputs, strict=True) if array is not None}
+    evaluator = ReferenceEvaluator(program([node], node.output[0], arrays, opset))
+    result = next(iter(evaluator.run(None, arrays)))
+    if not isinstance(result, np.ndarray | np.generic):
+        return None
+    found = np.asarray(result)
+    return found if found.size <= (SMALL_ELEMENTS if found.dtype.kind in "iub" else FLOAT_ELEMENTS) else None
 
 
-def program(nodes: Iterable[ir.Node], value: ir.Value, inputs: Iterable[str], opset: int) -> onnx.ModelProto:
-    """A model of nothing but these nodes, which give the value."""
-    import onnx_ir as ir
+def program(
+    nodes: Iterable[onnx.NodeProto], output: str, inputs: Iterable[str], opset: int
+) -> onnx.ModelProto:
+    """A model of nothing but these nodes, which give the output."""
     from onnx import helper
 
     graph = helper.make_graph(
-        [ir.serde.serialize_node(node) for node in nodes],
+        list(nodes),
         "constants",
         [helper.make_empty_tensor_value_info(name) for name in inputs],
-        [helper.make_empty_tensor_value_info(value.name or "")],
+        [helper.make_empty_tensor_value_info(output)],
     )
     model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
     return model

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 def shape_of(value: ir.Value | None) -> tuple[Dim, ...] | None:
     """A value's shape: lengths, symbols, None for an unknown axis; None where the rank is unknown."""
-    if value is None or value.shape is None:
+    shape = None if value is None else value.shape
+    if shape is None:
         return None
-    return tuple(axis if isinstance(axis, int) else axis.value for axis in value.shape.dims)
+    return tuple([axis if isinstance(axis, int) else axis.value for axis in shape.dims])
 
 
 def plain_attribute(attribute: ir.Attr) -> object:
@@ -46,6 +47,8 @@ def onnx_attributes(plain: Mapping[str, object]) -> list[ir.Attr]:
 
 def bodies(node: ir.Node) -> Iterator[tuple[str, ir.Graph]]:
     """The graphs in a node's attributes, with the attributes' names."""
+    if not node.attributes:
+        return
     import onnx_ir as ir
 
     for name, attribute in node.attributes.items():

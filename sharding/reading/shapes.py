@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sharding.errors import ModelError
-from sharding.graph import body_shapes, contrib_shapes, flow_shapes, shape_values
+from sharding.graph import body_shapes, contrib_shapes, flow_shapes, node_types, shape_values
 from sharding.graph.demanded_lengths import demand
 from sharding.graph.fold import evaluate, small_constant
 from sharding.graph.open_lengths import refine, refine_inputs
@@ -164,8 +164,6 @@ class _Completion:
         self.opsets = model.opset_imports
         self.known: dict[ir.Value, Known] = {}
         self.changed = set(changed)
-        self.inferred: dict[tuple[object, ...], list[onnx.TypeProto | None]] = {}
-        """The types of outputs by all that they follow from: layers repeat."""
 
     def run(self) -> None:
         for node in list(self.graph):
@@ -274,15 +272,7 @@ class _Completion:
     def _infer_node(self, node: ir.Node, value: ir.Value) -> bool:
         inferred = self._reshaped(node)
         if inferred is None:
-            key = _all_of(node)
-            if key is None:
-                inferred = _infer_one(node, self.opsets, self.model.ir_version)
-            else:
-                if key not in self.inferred:
-                    fresh = _infer_one(node, self.opsets, self.model.ir_version)
-                    self.inferred[key] = [fresh.get(item.name or "") for item in node.outputs]
-                known = zip(node.outputs, self.inferred[key], strict=True)
-                inferred = {item.name or "": kind for item, kind in known if kind is not None}
+            inferred = node_types.infer(node, self.opsets.get("", 1), self.model.ir_version)
         found = inferred.get(value.name or "")
         return found is not None and _merge(value, found)
 
@@ -347,49 +337,3 @@ class _Completion:
 def _vector_length(value: ir.Value | None) -> int | None:
     shape = shape_of(value)
     return shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None
-
-
-def _all_of(node: ir.Node) -> tuple[object, ...] | None:
-    """What the types of a node's outputs follow from; None where that is not easily compared."""
-    attributes = []
-    for name, item in node.attributes.items():
-        if item.is_ref() or not isinstance(item.value, int | float | str | tuple | list):
-            return None
-        attributes.append((name, tuple(item.value) if isinstance(item.value, list) else item.value))
-    inputs: list[object] = []
-    for value in node.inputs:
-        constant = None if value is None else small_constant(value)
-        inputs.append(
-            None
-            if value is None
-            else (value.dtype, shape_of(value), None if constant is None else constant.tobytes())
-        )
-    same = [node.inputs.index(value) for value in node.inputs]
-    return (node.op_type, len(node.outputs), tuple(attributes), tuple(inputs), tuple(same))
-
-
-def _infer_one(node: ir.Node, opsets: dict[str, int], ir_version: int) -> dict[str, onnx.TypeProto]:
-    """The types of one node's outputs, from what is known of its inputs."""
-    import onnx
-    import onnx_ir as ir
-
-    types, data = {}, {}
-    for value in node.inputs:
-        if value is None or value.name is None:
-            continue
-        if value.dtype is None:
-            return {}
-        types[value.name] = onnx.helper.make_tensor_type_proto(int(value.dtype), shape_of(value))
-        if (constant := small_constant(value)) is not None:
-            data[value.name] = onnx.numpy_helper.from_array(np.asarray(constant), value.name)
-    try:
-        version = opsets.get("", 1)
-        schema = onnx.defs.get_schema(node.op_type, version, "")
-        imports = [onnx.helper.make_opsetid("", version)]
-        found = onnx.shape_inference.infer_node_outputs(
-            schema, ir.serde.serialize_node(node), types, data, None, imports, ir_version
-        )
-    except Exception as error:  # an operator that onnx does not know, or cannot infer, keeps what is known
-        logger.debug("%s: %s", node.name, error)
-        return {}
-    return dict(found)

@@ -85,7 +85,8 @@ def build(model: ir.Model, value: ir.Value, order: list[ir.Node], path: Path) ->
     assert value.dtype is not None and value.shape is not None
     sources = parameters(order)
     weights = {item.name or "": locate(item.name or "", _data(item), path) for item in sources}
-    made_of = program(order, value, weights, model.opset_imports.get("", 1))
+    messages = [ir.serde.serialize_node(node) for node in order]
+    made_of = program(messages, value.name or "", weights, model.opset_imports.get("", 1))
     dtype = value.dtype.numpy()
 
     def built() -> ir.TensorProtocol:

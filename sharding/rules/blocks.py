@@ -51,7 +51,8 @@ def offered(view: NodeView, counts: Mapping[int, Sequence[int]]) -> Offer:
     asked = Asked(counts)
     rule = RULES.get((view.domain, view.op_type))
     options = [] if rule is None else rule(replace(view, block_counts=asked))
-    return Offer(replace(view, block_counts=counts), options, asked.lengths)
+    plain = view if not counts and not view.block_counts else replace(view, block_counts=counts)
+    return Offer(plain, options, asked.lengths)
 
 
 def block_counts(offers: MutableSequence[Offer]) -> dict[int, tuple[int, ...]]:

@@ -59,7 +59,7 @@ def steps(source: Source, world: int, *, apart: bool = False) -> list[Step]:
     lengths = copied_lengths(known) if world > 2 else {}
     result = []
     for node, bare, has_rule in zip(nodes, views, plain, strict=True):
-        view = replace(bare, block_counts=counts)
+        view = replace(bare, block_counts=counts) if counts else bare
         offer = None if has_rule is None else next(latest)
         inputs = (*node.inputs, *captured(node))
         whole = Option((REPLICATED,) * len(inputs), (REPLICATED,) * len(node.outputs), divides_work=False)

@@ -11,12 +11,12 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from sharding.common.arrays import Array
 
+T = TypeVar("T")
 CHUNK_BYTES = 4 << 20
 """Small enough for what is read, cut, written and hashed one after the other to be in the cache still."""
 AHEAD = 4
@@ -44,11 +45,28 @@ THREADS = 4
 about 2 GB/s where the processor has instructions for it."""
 
 
+class AtOnce(Executor):
+    """Does what is submitted right there: of a little, to start threads would take longest."""
+
+    def submit(self, fn: Callable[..., T], /, *args: object, **kwargs: object) -> Future[T]:
+        done: Future[T] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+def worker(size: int, name: str) -> Executor:
+    """What does one thing after the other while ``size`` bytes are written: a thread, if that is worth it."""
+    return AtOnce() if size <= CHUNK_BYTES else ThreadPoolExecutor(1, name)
+
+
 class HashedFile:
     """A file written once from start to end by the one thread of ``writing``, and hashed in the same order by
     that of ``hashing``."""
 
-    def __init__(self, path: Path, writing: ThreadPoolExecutor, hashing: ThreadPoolExecutor) -> None:
+    def __init__(self, path: Path, writing: Executor, hashing: Executor) -> None:
         self.path, self.writing, self.hashing = path, writing, hashing
         self.size = self.padding = 0
         self.digest = hashlib.sha256()
@@ -118,17 +136,18 @@ def write_data(
     for file in files:
         for part in layout.parts[file]:
             wanted.setdefault(part.weight, []).append((file, part))
+    total = sum(layout.sizes[file] for file in files)
     with ExitStack() as stack:
-        threads = min(len(files), THREADS, processors())
-        hashers = [stack.enter_context(ThreadPoolExecutor(1, "hash")) for _ in range(threads)]
+        threads = min(len(files), THREADS, processors()) if total > CHUNK_BYTES else 1
+        hashers = [stack.enter_context(worker(total, "hash")) for _ in range(threads)]
         open_files: dict[str, HashedFile] = {}
         # Entered after the hashers, writers end before them: what they write is hashed by then.
-        writers = [stack.enter_context(ThreadPoolExecutor(1, "write")) for _ in range(threads)]
+        writers = [stack.enter_context(worker(total, "write")) for _ in range(threads)]
         for number, file in enumerate(files):
             at = number % threads
             open_files[file] = HashedFile(folder / file, writers[at], hashers[at])
             stack.callback(open_files[file].file.close)
-        reader = stack.enter_context(ThreadPoolExecutor(1, "read"))
+        reader = stack.enter_context(worker(total, "read"))
         writer = Writer(open_files, world, advance, reader)
         # Before the files are closed, on errors too.
         stack.callback(writer.settle)
@@ -147,7 +166,7 @@ class Writer:
         files: Mapping[str, HashedFile],
         world: int,
         advance: Callable[[int], None],
-        reader: ThreadPoolExecutor,
+        reader: Executor,
     ) -> None:
         self.files, self.world, self.advance, self.reader = files, world, advance, reader
         self.chunks = [Chunk() for _ in range(AHEAD + 2)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from sharding.slices.placement import REPLICATED, Placement
 from sharding.slices.state import LOGITS_FROM
 from sharding.writing.layout import Layout
 from sharding.writing.rank_model import rank_model
-from sharding.writing.stream import HashedFile, write_data
+from sharding.writing.stream import HashedFile, worker, write_data
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -92,7 +91,8 @@ def _model_file(rank: int) -> str:
 
 def _write_models(folder: Path, models: dict[int, bytes]) -> dict[str, FileEntry]:
     files = []
-    with ThreadPoolExecutor(1, "hash") as hashing, ThreadPoolExecutor(1, "write") as writing:
+    total = sum(map(len, models.values()))
+    with worker(total, "hash") as hashing, worker(total, "write") as writing:
         for rank, data in models.items():
             file = HashedFile(folder / _model_file(rank), writing, hashing)
             files.append(file)

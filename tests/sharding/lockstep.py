@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -183,9 +183,10 @@ def _run_parts(
     mail: Mail,
 ) -> None:
     """Runs all ranks' nodes; ``values`` then hold what they made."""
+    ranks = [_Rank(model) for model in models]
     for step in zip(*parts, strict=True):
-        for rank, (nodes, _) in enumerate(step):
-            _run_segment(models[rank], nodes, values[rank], folder)
+        for rank, held, (nodes, _) in zip(ranks, values, step, strict=True):
+            _run_segment(rank, nodes, held, folder)
         last = [node for _, node in step]
         if last[0] is None:
             continue
@@ -206,19 +207,17 @@ def _run_control(
     ]
     attributes = {item.name: onnx.helper.get_attribute_value(item) for item in first.attribute}
 
+    made: dict[str, list[onnx.ModelProto]] = {}
+
     def body(name: str, formals: list[list[np.ndarray[Any, Any]]]) -> list[list[np.ndarray[Any, Any]]]:
         graphs = [next(item.g for item in node.attribute if item.name == name) for node in nodes]
-        inner, held = [], []
-        for model, graph, outside, mine in zip(models, graphs, values, formals, strict=True):
-            copy = onnx.ModelProto()
-            copy.CopyFrom(model)
-            copy.graph.ClearField("node")
-            copy.graph.node.extend(graph.node)
-            copy.graph.ClearField("output")
-            copy.graph.output.extend(graph.output)
-            copy.graph.initializer.extend(graph.initializer)
-            inner.append(copy)
-            held.append({**outside, **dict(zip([item.name for item in graph.input], mine, strict=True))})
+        if name not in made:
+            made[name] = [_with_body(*both) for both in zip(models, graphs, strict=True)]
+        inner = made[name]
+        held = [
+            {**outside, **dict(zip([item.name for item in graph.input], mine, strict=True))}
+            for graph, outside, mine in zip(graphs, values, formals, strict=True)
+        ]
         parts = [_parts(model) for model in inner]
         assert len({len(part) for part in parts}) == 1, "ranks have differing numbers of collectives"
         _run_parts(inner, parts, held, folder, 0, defaultdict(deque))
@@ -236,6 +235,18 @@ def _run_control(
         results = _turns(first, attributes, given, alike, body)
     for node, held, result in zip(nodes, values, results, strict=True):
         held.update(zip(node.output, result, strict=True))
+
+
+def _with_body(model: onnx.ModelProto, body: onnx.GraphProto) -> onnx.ModelProto:
+    """The model with the nodes and outputs of a body in it instead of its own."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.graph.ClearField("node")
+    copy.graph.node.extend(body.node)
+    copy.graph.ClearField("output")
+    copy.graph.output.extend(body.output)
+    copy.graph.initializer.extend(body.initializer)
+    return copy
 
 
 def _turns(
@@ -336,41 +347,56 @@ def _inner(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
                 yield from _inner(inner)
 
 
-def _run_segment(model: onnx.ModelProto, nodes: list[onnx.NodeProto], values: Arrays, folder: Path) -> None:
-    initializers = {item.name: item for item in model.graph.initializer if item.name not in values}
-    produced = [name for node in nodes for name in node.output if name]
-    mentioned = {name for node in nodes for name in _reads(node)} - set(produced)
-    wanted = {item.name for item in model.graph.output}
-    wanted |= {name for node in model.graph.node for name in _reads(node)}
-    segment = onnx.ModelProto()
-    segment.CopyFrom(model)
-    graph = segment.graph
-    for field in (graph.node, graph.initializer, graph.input, graph.output):
-        del field[:]
-    graph.node.extend(nodes)
-    graph.initializer.extend(initializers[name] for name in sorted(mentioned) if name in initializers)
-    fed = {name: values[name] for name in sorted(mentioned) if name in values and name not in initializers}
-    for name, array in fed.items():
-        kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-        graph.input.append(onnx.helper.make_tensor_value_info(name, kind, array.shape))
-    kept = [info for info in model.graph.value_info if info.name not in fed]
-    del graph.value_info[:]
-    graph.value_info.extend(kept)
-    outputs = [name for name in produced if name in wanted]
-    outputs += [
-        item.name for item in model.graph.output if item.name in initializers and item.name not in values
-    ]
-    if not outputs:
+class _Rank:
+    """One rank's model, and what is asked about it segment by segment."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.outputs = [item.name for item in model.graph.output]
+        self.initializers = {item.name: item for item in model.graph.initializer}
+        self.declared = {item.name: item for item in model.graph.value_info}
+        self.readers = Counter(name for node in model.graph.node for name in _reads(node))
+
+    def segment(self, nodes: list[onnx.NodeProto], values: Arrays) -> tuple[bytes, list[str], list[str]]:
+        """A model of these nodes alone, the names that it is fed, and those that it gives: what is read
+        elsewhere or returned."""
+        weights = {name: item for name, item in self.initializers.items() if name not in values}
+        produced = [name for node in nodes for name in node.output if name]
+        read = Counter(name for node in nodes for name in _reads(node))
+        mentioned = read.keys() - set(produced)
+        fed = [name for name in sorted(mentioned) if name in values]
+        given = [name for name in produced if name in self.outputs or self.readers[name] > read[name]]
+        given += [name for name in self.outputs if name in weights]
+        segment = onnx.ModelProto(ir_version=self.model.ir_version)
+        segment.opset_import.extend(self.model.opset_import)
+        segment.functions.extend(self.model.functions)
+        graph = segment.graph
+        graph.name = self.model.graph.name
+        graph.node.extend(nodes)
+        held = dict.fromkeys([*(name for name in sorted(mentioned) if name in weights), *given])
+        graph.initializer.extend(weights[name] for name in held if name in weights)
+        for name in fed:
+            kind = onnx.helper.np_dtype_to_tensor_dtype(values[name].dtype)
+            graph.input.append(onnx.helper.make_tensor_value_info(name, kind, values[name].shape))
+        known = [
+            name for name in (*sorted(mentioned), *produced) if name in self.declared and name not in fed
+        ]
+        graph.value_info.extend(self.declared[name] for name in known)
+        graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in given)
+        return segment.SerializeToString(), fed, given
+
+
+def _run_segment(rank: _Rank, nodes: list[onnx.NodeProto], values: Arrays, folder: Path) -> None:
+    content, fed, given = rank.segment(nodes, values)
+    if not given:
         return
-    graph.initializer.extend(initializers[name] for name in outputs if name in initializers)
-    graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in outputs)
     path = folder / ".segment.onnx"
     try:
-        path.write_bytes(segment.SerializeToString())
+        path.write_bytes(content)
         session = plain_session(path)
     finally:
         path.unlink()
-    values.update(zip(outputs, session.run(outputs, fed), strict=True))
+    values.update(zip(given, session.run(given, {name: values[name] for name in fed}), strict=True))
 
 
 def _reads(node: onnx.NodeProto) -> set[str]:

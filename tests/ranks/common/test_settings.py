@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from ranks.cache.folder import cache_folder
 from ranks.common import settings
 from ranks.errors import SettingError
 from scripts import environment
-from tests.test_rooms import MODULES
 
 NONSENSE = ["-1", "nan", "1\n2", "٣", "0x10", "../rel", "9" * 400, "x" * 5000, "two", "1_0"]
 VARIABLES = {
@@ -96,36 +93,3 @@ def test_the_page_has_the_table_of_the_code() -> None:
     text = environment.PAGE.read_text()
     assert environment.written(text) == text, "run scripts/environment.py"
     assert all(f"`{item.name}`" in text for item in settings.VARIABLES)
-
-
-PUTS_BACK = {"launcher.job.decryption"}
-"""What reads a variable only to put it back."""
-
-
-def test_no_other_module_reads_one() -> None:
-    """A name of one is no argument, and no key that is looked up: it is set, or stands in a sentence."""
-    found = []
-    for name in MODULES.keys() - {"ranks.common.settings", *PUTS_BACK}:
-        for node in ast.walk(ast.parse(MODULES[name].read_text())):
-            used: list[ast.expr] = []
-            if isinstance(node, ast.Call):
-                used = list(node.args)
-            elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
-                used = [node.slice]
-            texts = [item.value for item in used if isinstance(item, ast.Constant)]
-            found += [(name, text) for text in texts if re.fullmatch("SHARDRUN_[A-Z_]+", str(text))]
-    assert not found
-
-
-def test_their_names_are_said_once() -> None:
-    """Code names the variable, not its text; texts for people name none that is not there."""
-    known = {variable.name for variable in settings.VARIABLES}
-    again, unknown = [], []
-    for module, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                if node.value in known and module != "ranks.common.settings":
-                    again.append(f"{module}:{node.lineno} {node.value}")
-                found = set(re.findall(r"\bSHARDRUN_[A-Z_]*[A-Z]\b", node.value))
-                unknown += [f"{module}:{node.lineno} {name}" for name in sorted(found - known)]
-    assert not again and not unknown

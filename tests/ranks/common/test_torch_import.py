@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import pytest
 from sharding.importers import torch_import
 
 ROOT = Path(__file__).parents[3]
-PLACE = ROOT / "sharding" / "importers" / "torch_import.py"
 RANK = """
 import os
 from ranks import collectives
@@ -110,19 +108,3 @@ def test_transformers_does_not_need_it(folder: Path) -> None:
     config = transformers.BertConfig(**small, vocab_size=9)
     transformers.BertModel(config).save_pretrained(folder / "bert")
     assert "inputs: input_ids, attention_mask" in run(folder, CONVERT, "--network", "bert", "c.onnx")
-
-
-def test_torch_is_imported_in_one_place() -> None:
-    found = []
-    for file in (path for name in ("sharding", "ranks", "launcher") for path in (ROOT / name).rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [item.name for item in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-                names = [item.value for item in node.args if isinstance(item, ast.Constant)]
-            if any(name.partition(".")[0] == "torch" for name in names):
-                found.append(f"{file.relative_to(ROOT)}:{node.lineno}")
-    assert not found, f"they fail beside a package for a missing device; use {PLACE.relative_to(ROOT)}"

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import re
-from pathlib import Path
-
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
 from sharding.onnx_files.walk import graphs_in, mentioned, nodes_in, subgraphs, tensors_in
-
-ROOT = Path(__file__).parents[3]
 
 
 def graph(name: str, *nodes: onnx.NodeProto, weights: tuple[str, ...] = ()) -> onnx.GraphProto:
@@ -66,20 +60,3 @@ def test_names_that_a_node_and_its_graphs_mention() -> None:
     assert set(mentioned(model().graph.node[0])) == {
         "p", "n", "x", "outer", "deep_out", "deepest_out", "flat_out"
     }  # fmt: skip
-
-
-def test_the_way_is_written_once() -> None:
-    """Who looks into attributes for graphs may forget some: `walk` and `graph.values` do, and no other."""
-    written = re.compile(r"\battribute\.(g|graphs)\b|HasField\(.g.\)|AttributeType\.GRAPHS?\b")
-    found = {
-        path.relative_to(ROOT).as_posix()
-        for package in ("sharding", "ranks", "launcher")
-        for path in (ROOT / package).rglob("*.py")
-        if written.search(ast.unparse(ast.parse(path.read_text())))
-    }
-    assert found == {
-        "sharding/onnx_files/walk.py",
-        "sharding/graph/values.py",
-        "sharding/graph/fold.py",  # whether an attribute is one
-        "sharding/reading/control_flow.py",  # one branch of two
-    }
