@@ -46,10 +46,11 @@ def size_of(model: bytes | Path) -> int:
 
 
 def _parsed(model: bytes) -> onnx.ModelProto:
-    import onnx
     from google.protobuf.message import DecodeError
 
-    message = onnx.ModelProto()
+    from sharding.onnx_files.messages import ModelProto
+
+    message = ModelProto()
     try:
         message.ParseFromString(without_weights(memoryview(model)))
     except (MalformedError, DecodeError) as problem:

@@ -125,11 +125,11 @@ def read(path: Path) -> onnx.ModelProto:
 def read_placed(path: Path) -> tuple[onnx.ModelProto, Path]:
     """The same, and the path beside which its external data lie: the model's own, but where it and its data
     are links, one in the folder of their targets."""
-    import onnx
+    from sharding.onnx_files.messages import read_message
 
     refuse_placeholder(path)
     try:
-        model = onnx.load(str(path), load_external_data=False)
+        model = read_message(path)
     except Exception as error:  # protobuf's own error is not a ValueError, and onnx's readers raise many
         raise ModelError(f"{path} is not a whole ONNX model: {error}.") from None
     if not model.graph.node and not model.graph.output:

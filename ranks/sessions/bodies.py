@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import onnx
+from typing import TYPE_CHECKING
 
 from ranks.errors import ModelError
 from ranks.sessions.cut import Control, Cut, cut
 from ranks.sessions.nodes import describe, is_constant, reads
+from sharding.onnx_files.messages import AttributeProto, ModelProto, NodeProto, ValueInfoProto
+
+if TYPE_CHECKING:
+    import onnx
 
 BRANCHES = ("then_branch", "else_branch")
 
@@ -27,7 +31,7 @@ def cut_with_bodies(
 def _bodies(control: Control) -> list[onnx.GraphProto]:
     node = control.node
     names = BRANCHES if node.op_type == "If" else ("body",)
-    found = {item.name: item.g for item in node.attribute if item.type == onnx.AttributeProto.GRAPH}
+    found = {item.name: item.g for item in node.attribute if item.type == AttributeProto.GRAPH}
     missing = [name for name in names if name not in found]
     if missing:
         raise ModelError(f"{describe(node)} lacks its attribute {missing[0]!r}.")
@@ -37,14 +41,14 @@ def _bodies(control: Control) -> list[onnx.GraphProto]:
 def _model(source: onnx.ModelProto, control: Control, body: onnx.GraphProto) -> onnx.ModelProto:
     """A body with all that it reads from outside: constants as its own, other values as its last inputs, of
     types that are known once what makes them is."""
-    model = onnx.ModelProto(ir_version=source.ir_version, producer_name=source.producer_name)
+    model = ModelProto(ir_version=source.ir_version, producer_name=source.producer_name)
     model.opset_import.extend(source.opset_import)
     model.functions.extend(source.functions)
     model.metadata_props.extend(source.metadata_props)
     graph = model.graph
     graph.name = body.name or control.node.name
-    holder = onnx.NodeProto()
-    holder.attribute.add(name="body", type=onnx.AttributeProto.GRAPH).g.CopyFrom(body)
+    holder = NodeProto()
+    holder.attribute.add(name="body", type=AttributeProto.GRAPH).g.CopyFrom(body)
     captured = reads(holder)
     constants = {node.output[0]: node for node in source.graph.node if is_constant(node)}
     held = {tensor.name: tensor for tensor in source.graph.initializer}
@@ -58,7 +62,7 @@ def _model(source: onnx.ModelProto, control: Control, body: onnx.GraphProto) -> 
         elif name in constants:
             graph.node.append(constants[name])
         else:
-            graph.input.append(onnx.ValueInfoProto(name=name))
+            graph.input.append(ValueInfoProto(name=name))
     graph.initializer.extend(body.initializer)
     graph.sparse_initializer.extend(body.sparse_initializer)
     graph.node.extend(body.node)

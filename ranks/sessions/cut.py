@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-
-import onnx
+from typing import TYPE_CHECKING
 
 from ranks.errors import ModelError
 from ranks.sessions.nodes import (
@@ -31,6 +30,9 @@ from ranks.sessions.nodes import (
     reads,
 )
 from sharding.onnx_files.walk import nodes_in, subgraphs
+
+if TYPE_CHECKING:
+    import onnx
 
 
 @dataclass(frozen=True)

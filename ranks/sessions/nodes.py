@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypedDict, cast
-
-import onnx
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from ranks.common.tensors import element_dtype
 from ranks.errors import ModelError
+from sharding.onnx_files.messages import AttributeProto
 from sharding.onnx_files.walk import nodes_in, subgraphs
 from sharding.slices.domains import MICROSOFT, OWN_DOMAIN
+
+if TYPE_CHECKING:
+    import onnx
 
 DEFAULT_ATTRIBUTES: Mapping[tuple[str, str], Mapping[str, object]] = {
     (MICROSOFT, "AllReduce"): {},
@@ -83,9 +85,9 @@ def attributes_of(node: onnx.NodeProto) -> Attributes:
             raise ModelError(
                 f"{describe(node)} has the attribute {attribute.name!r}, which {node.op_type} does not know."
             )
-        expected = onnx.AttributeProto.INTS if attribute.name == "shape" else onnx.AttributeProto.INT
+        expected = AttributeProto.INTS if attribute.name == "shape" else AttributeProto.INT
         if attribute.type != expected:
-            kind = onnx.AttributeProto.AttributeType.Name(expected)
+            kind = AttributeProto.AttributeType.Name(expected)
             raise ModelError(f"Attribute {attribute.name!r} of {describe(node)} must be of type {kind}.")
         found[attribute.name] = tuple(attribute.ints) if attribute.name == "shape" else attribute.i
     for name, default in defaults.items():

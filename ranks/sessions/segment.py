@@ -9,16 +9,16 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING
 
-import onnx
-
 from ranks.common.tensors import element_dtype, element_number
 from ranks.errors import ModelError
 from ranks.models import optional
 from ranks.sessions.cut import Collective, Control, Cut, Segment
 from ranks.sessions.nodes import is_constant, reads
+from sharding.onnx_files.messages import ModelProto, TypeProto, ValueInfoProto, tensor_type
 from sharding.slices.domains import OWN_DOMAIN
 
 if TYPE_CHECKING:
+    import onnx
     import onnxruntime as ort
 
     from sharding.common.arrays import DType
@@ -51,7 +51,7 @@ class SegmentBuilder:
     def model(self, segment: Segment) -> onnx.ModelProto:
         """The segment as a model."""
         source = self._cut.model
-        model = onnx.ModelProto(ir_version=source.ir_version, producer_name="shardrun")
+        model = ModelProto(ir_version=source.ir_version, producer_name="shardrun")
         model.opset_import.extend(self._opsets)
         model.functions.extend(source.functions)
         graph = model.graph
@@ -66,14 +66,14 @@ class SegmentBuilder:
                 graph.node.append(self._constants[name])
         graph.node.extend(segment.nodes)
         for name in segment.inputs:
-            graph.input.append(onnx.ValueInfoProto(name=name, type=self.type_of(name)))
+            graph.input.append(ValueInfoProto(name=name, type=self.type_of(name)))
         for name in segment.outputs:
-            graph.output.append(onnx.ValueInfoProto(name=name, type=self._declared.get(name)))
+            graph.output.append(ValueInfoProto(name=name, type=self._declared.get(name)))
         outside = {*segment.inputs, *segment.outputs}
         inside = (name for node in segment.nodes for name in node.output)
         for name in inside:
             if name in self._declared and name not in outside:
-                graph.value_info.append(onnx.ValueInfoProto(name=name, type=self._declared[name]))
+                graph.value_info.append(ValueInfoProto(name=name, type=self._declared[name]))
         return model
 
     def type_of(self, name: str) -> onnx.TypeProto:
@@ -87,7 +87,7 @@ class SegmentBuilder:
 
     def named(self, name: str) -> onnx.TypeProto:
         """The type of an input or output of the model, its axes called as in the file where it fits."""
-        result = onnx.TypeProto()
+        result = TypeProto()
         result.CopyFrom(self.type_of(name))
         axes, said = result.tensor_type.shape.dim, self._named[name].tensor_type.shape.dim
         for axis, other in zip(axes, said, strict=False) if len(axes) == len(said) else ():
@@ -118,7 +118,7 @@ class SegmentBuilder:
             count = control.carried
         for name, kind in zip(control.node.output, kinds, strict=False):
             if name:
-                kept = onnx.TypeProto()
+                kept = TypeProto()
                 kept.CopyFrom(kind)
                 if control.node.op_type != "If" and kept.HasField("tensor_type"):
                     kept.tensor_type.ClearField("shape")  # other turns may give other lengths
@@ -140,7 +140,7 @@ class SegmentBuilder:
                 f"map or "
                 f"optional value."
             )
-        result = onnx.TypeProto()
+        result = TypeProto()
         result.CopyFrom(source)
         if collective.op == "AllGather" and source.tensor_type.HasField("shape"):
             dims = result.tensor_type.shape.dim
@@ -178,7 +178,7 @@ def _shared_symbols(graph: onnx.GraphProto) -> frozenset[str]:
 
 
 def _without(declared: onnx.TypeProto, symbols: Set[str]) -> onnx.TypeProto:
-    result = onnx.TypeProto()
+    result = TypeProto()
     result.CopyFrom(declared)
     for dim in result.tensor_type.shape.dim if result.tensor_type.HasField("shape") else ():
         if dim.dim_param in symbols:
@@ -206,7 +206,7 @@ def _believed(declared: onnx.TypeProto, shared: Set[str], *, shaped: bool) -> on
 
 def _either(a: onnx.TypeProto, b: onnx.TypeProto) -> onnx.TypeProto:
     """What holds of a value that is of one of these types."""
-    result = onnx.TypeProto()
+    result = TypeProto()
     result.CopyFrom(a)
     ours, theirs = result.tensor_type.shape.dim, b.tensor_type.shape.dim
     if len(ours) != len(theirs) or not b.tensor_type.HasField("shape"):
@@ -222,12 +222,12 @@ def _recv_type(collective: Collective) -> onnx.TypeProto:
     # A length of an announced value is the file's word (see `_believed`); any may come.
     fixed = not collective.attributes["announce"]
     shape: list[int | str | None] = [dim if fixed else None for dim in collective.attributes["shape"]]
-    return onnx.helper.make_tensor_type_proto(collective.attributes["dtype"], shape)
+    return tensor_type(collective.attributes["dtype"], shape)
 
 
 def _type_proto(ort_type: str, shape: Sequence[int | str | None]) -> onnx.TypeProto:
     """ONNX Runtime's ``seq(tensor(float))`` and shape as a ``TypeProto``."""
-    result = onnx.TypeProto()
+    result = TypeProto()
     if ort_type.startswith("seq("):
         result.sequence_type.elem_type.CopyFrom(_type_proto(ort_type[4:-1], ()))
         return result
@@ -239,5 +239,5 @@ def _type_proto(ort_type: str, shape: Sequence[int | str | None]) -> onnx.TypePr
         raise ModelError(f"A value of type {ort_type} cannot cross between ranks.")
     result.tensor_type.elem_type = number
     if shape is not None and ort_type.startswith("tensor("):
-        return onnx.helper.make_tensor_type_proto(number, shape) if shape else result
+        return tensor_type(number, shape) if shape else result
     return result

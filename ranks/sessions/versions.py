@@ -26,13 +26,12 @@ _IR = re.compile(r"Unsupported model IR version: (\d+), max supported IR version
 
 def check_versions(model: onnx.ModelProto, path: Path) -> None:
     """Raises `ModelError` for a model of versions that ONNX Runtime here does not run."""
-    import onnx
-
     wanted = {item.domain: item.version for item in model.opset_import}
     if model.ir_version <= _SURE_IR and all(
         version <= _SURE.get(domain, version) for domain, version in wanted.items()
     ):
         return
+    import onnx
     import onnxruntime as ort
 
     shape = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [1])

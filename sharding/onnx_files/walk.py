@@ -55,10 +55,10 @@ def nodes_in_turn(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 def tensors_in(*roots: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.TensorProto]:
     """All tensors that graphs and functions hold, and those in the attributes of their nodes."""
-    import onnx
+    from sharding.onnx_files.messages import FunctionProto
 
     for graph in graphs_in(*roots):
-        if not isinstance(graph, onnx.FunctionProto):  # which has none
+        if not isinstance(graph, FunctionProto):  # which has none
             yield from graph.initializer
             for sparse in graph.sparse_initializer:
                 yield from (sparse.values, sparse.indices)
