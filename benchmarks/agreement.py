@@ -21,7 +21,6 @@ And with `--sums whole` no rank has a part of a sum, so that nothing is added up
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -33,10 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
-from generation import GENAI_MODEL
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from common import parser_of, write_json
+from generation_peers import GENAI_MODEL
 
 if TYPE_CHECKING:
     import onnx
@@ -83,15 +80,8 @@ def genai(folder: Path, task: Task, forced: Array | None, *, threads: int = 1, c
     ``chunk``: how many tokens of a prompt it reads at a time; 0: all."""
     np.save(task.work / "prompts.npy", task.prompts)
     out = task.work / "genai.npz"
-    command = [
-        task.python,
-        "-c",
-        GENAI_MODEL + GENAI,
-        str(folder),
-        str(threads),
-        str(task.work / "prompts.npy"),
-    ]
-    command += [str(task.new), str(out), str(chunk)]
+    words = (folder, threads, task.work / "prompts.npy", task.new, out, chunk)
+    command = [task.python, "-c", GENAI_MODEL + GENAI, *map(str, words)]
     if forced is not None:
         np.save(task.work / "forced.npy", forced)
         command.append(str(task.work / "forced.npy"))
@@ -233,14 +223,9 @@ def figures(mine: Array, theirs: Array) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options = {"ranks": [1, 2, 3, 4], "prompts": 4, "prompt": 48, "new": 32, "json": Path}
+    parser = parser_of(__doc__, genai="", **options)
     parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--genai", default="")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 3, 4])
-    parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--prompt", type=int, default=48)
-    parser.add_argument("--new", type=int, default=32)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     found: dict[str, dict[str, dict[str, float]]] = {}
     for folder in args.folders:
@@ -257,8 +242,7 @@ def main() -> None:
                     print(f"  {name:41}  {row['median']:8.1e}  {row['largest']:8.1e}  {same:>9}  {lost}")
             except subprocess.CalledProcessError as error:
                 print(f"  not compared: GenAI ended with exit code {error.returncode}, for the reason above")
-    if args.json:
-        args.json.write_text(json.dumps(found))
+    write_json(args.json, found)
 
 
 if __name__ == "__main__":

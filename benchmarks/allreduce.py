@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import secrets
-import shutil
 import statistics
 import subprocess
 import sys
@@ -26,9 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from common import AS_ROOT, mpirun, parser_of, run_ranks, take_own_core, write_json
 
 TIMEOUT = 120.0
 Call = Callable[[], None]
@@ -58,9 +54,7 @@ def rank(options: argparse.Namespace) -> None:
     from ranks.identity.identity import identify
 
     who = identify()
-    cores = sorted(os.sched_getaffinity(0))
-    if who.world_size <= len(cores):
-        os.sched_setaffinity(0, {cores[who.rank]})
+    take_own_core(who.rank, who.world_size)
     worlds = {name: connect(who, name, TIMEOUT) for name in options.backends}
     table: dict[str, dict[int, list[float]]] = {}
     for size in options.bytes:
@@ -85,8 +79,7 @@ def rank(options: argparse.Namespace) -> None:
             for label, row in table.items()
         }
         report(medians, who.world_size)
-        if options.json:
-            options.json.write_text(json.dumps({"ranks": who.world_size, "microseconds": medians}, indent=1))
+        write_json(options.json, {"ranks": who.world_size, "microseconds": medians})
 
 
 def report(medians: dict[str, dict[int, float]], ranks: int) -> None:
@@ -100,18 +93,12 @@ def report(medians: dict[str, dict[int, float]], ranks: int) -> None:
 
 def main() -> int:
     """Starts the ranks, under mpirun where there is one."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--bytes", type=int, nargs="+", default=[3 << 10, 24 << 10, 384 << 10, 4 << 20])
-    parser.add_argument("--rounds", type=int, default=7)
+    sizes = [3 << 10, 24 << 10, 384 << 10, 4 << 20]
+    parser = parser_of(__doc__, ranks=2, bytes=sizes, rounds=7, json=Path)
     parser.add_argument("--backends", nargs="+", default=None, choices=["shm", "mpi", "gloo"])
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    mpirun = Path(sys.executable).with_name("mpirun")
-    started_by_mpi = str(mpirun) if mpirun.exists() else shutil.which("mpirun")
+    started_by_mpi = mpirun()
     if options.backends is None:
         has = {"shm": True, "mpi": started_by_mpi and importlib.util.find_spec("mpi4py")}
         has["gloo"] = importlib.util.find_spec("torch")
@@ -121,20 +108,13 @@ def main() -> int:
         return 0
     flags = ["--rank", "--backends", *options.backends, "--bytes", *map(str, options.bytes)]
     flags += ["--rounds", str(options.rounds), *(["--json", str(options.json)] if options.json else [])]
-    command = [sys.executable, __file__, *flags]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "SHARDRUN_JOB": secrets.token_hex(16)}
+    command, threads = [sys.executable, __file__, *flags], {"OMP_NUM_THREADS": "1"}
     if "mpi" in options.backends:
         assert started_by_mpi
-        environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        environ = {**os.environ, **AS_ROOT, **threads, "SHARDRUN_JOB": secrets.token_hex(16)}
         placed = ["-n", str(options.ranks), "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]
         return subprocess.run([started_by_mpi, *placed, *command], env=environ, check=False).returncode
-    started = [
-        subprocess.Popen(
-            command, env=environ | {"RANK": str(r), "WORLD_SIZE": str(options.ranks), "LOCAL_RANK": str(r)}
-        )
-        for r in range(options.ranks)
-    ]
-    return max(process.wait() for process in started)
+    return run_ranks(command, options.ranks, **threads)
 
 
 if __name__ == "__main__":

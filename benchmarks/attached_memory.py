@@ -19,65 +19,31 @@ import contextlib
 import importlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from common import ROOT, Asked, parser_of, session_of, started
 
 MB = 1e6
 
 
-class Worker:
-    """One process of this file: it answers each line with a line of JSON."""
-
-    def __init__(self, kind: str, model: Path, given: str = "") -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--worker", kind, "--model", str(model), "--given", given],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
-        self.said = self._answer()
-
-    def run(self, sequence: int) -> None:
-        """Runs the model twice at a length of the sequence."""
-        assert self._process.stdin is not None
-        print(sequence, file=self._process.stdin, flush=True)
-        self._answer()
-
-    def pss(self) -> float:
-        """Bytes."""
-        lines = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text().splitlines()
-        return 1024.0 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("a process of the benchmark ended early; its error is above")
-        return json.loads(line)
-
-    def close(self) -> None:
-        """Ends it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
+def begun(kind: str, model: Path, given: str = "") -> Asked:
+    """One process of this file, which runs the model at each length it is told."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--worker", kind, "--model", str(model), "--given", given]
+    return started(f"a process of the benchmark ({kind})", command, env=environment)
 
 
 def work(kind: str, model: Path, given: str) -> None:
     """A worker's side: loads, says what it is, and runs as often as asked."""
     import numpy as np
-    import onnxruntime as ort
 
     session, loaded, handle = None, None, ""
     if kind == "plain":
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-        session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        session = session_of(model)
     elif kind == "owner":
         loaded = share(model)
         handle = str(loaded.handle)
@@ -122,17 +88,17 @@ def one_thread() -> Any:
     return context
 
 
-def measure(workers: Sequence[Worker], sequences: Sequence[int]) -> list[tuple[float, float]]:
+def measure(workers: Sequence[Asked], sequences: Sequence[int]) -> list[tuple[float, float]]:
     """The sum of their PSS after each sequence, busy and idle; ends them."""
     found = []
     for sequence in sequences:
         for worker in workers:
-            worker.run(sequence)
+            worker.ask(sequence)
         for worker in workers:  # those that ran first are idle again
-            worker.run(sequence)
-        busy = sum(worker.pss() for worker in workers)
+            worker.ask(sequence)
+        busy = sum(worker.memory()["Pss"] for worker in workers)
         time.sleep(1.5)
-        found.append((busy, sum(worker.pss() for worker in workers)))
+        found.append((busy, sum(worker.memory()["Pss"] for worker in workers)))
     for worker in reversed(workers):
         worker.close()
     return found
@@ -140,10 +106,7 @@ def measure(workers: Sequence[Worker], sequences: Sequence[int]) -> list[tuple[f
 
 def main() -> None:
     """Runs the benchmark, or a worker of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 4, 8])
-    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 128])
+    parser = parser_of(__doc__, model=Path, processes=[1, 4, 8], sequences=[1, 128])
     parser.add_argument("--bare", choices=("modules", "least"), default="modules")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--given", default="", help=argparse.SUPPRESS)
@@ -162,14 +125,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         modules = Path(folder) / "modules.json"
         for count in asked.processes:
-            owner = Worker("owner", model)
-            others = [Worker("attached", model, owner.said["handle"]) for _ in range(count - 1)]
+            owner = begun("owner", model)
+            others = [begun("attached", model, owner.said["handle"]) for _ in range(count - 1)]
             imported = [*others, owner][0].said["modules"] if asked.bare == "modules" else []
             modules.write_text(json.dumps(imported))
             shared = measure([owner, *others], asked.sequences)
             fewer, all_bare = (
                 measure(
-                    [Worker("plain", model), *(Worker("bare", model, str(modules)) for _ in range(bare))],
+                    [begun("plain", model), *(begun("bare", model, str(modules)) for _ in range(bare))],
                     asked.sequences,
                 )
                 for bare in (count - 1, count)

@@ -2,34 +2,24 @@
 
     python benchmarks/binding.py [--ranks 2] [--sequence 128] [--seconds 60] [--turns 6]
 
-A group with `--bind cores` and one with `--bind none` take turns on the same slices. Each turn starts them
-anew, since where the system puts unbound ranks is decided when they start. Printed are milliseconds of one
-request of one row of so many tokens: median, 90th and 99th percentile, and the longest.
+A group with `--bind cores` and one with `--bind none` take turns on the same slices, for so many seconds of
+requests, all together. Each turn starts them anew, since where the system puts unbound ranks is decided when
+they start. Printed are milliseconds of one request of one row of so many tokens: median, 90th and 99th
+percentile, and the longest.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from common import parser_of
 
 
 def main() -> int:
     """Measures and prints one line for each way."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--sequence", type=int, default=128)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of requests, all together")
-    parser.add_argument("--turns", type=int, default=6)
-    options = parser.parse_args()
+    options = parser_of(__doc__, ranks=2, sequence=128, seconds=60.0, turns=6).parse_args()
     from benchmarks.latency import feeds_of
     from launcher import start
     from launcher.job.cache import sliced

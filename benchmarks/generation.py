@@ -41,8 +41,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from common import Asked, parser_of, write_json
+from generation_peers import GENAI, GENAI_MODEL, LOOP, TRANSFORMERS, VLLM
 
 if TYPE_CHECKING:
     from launcher.group.group import Group
@@ -56,101 +56,11 @@ SAMPLING, PYTHON, TRANSPORT = "sampling", "Python", "transport to the reader"
 PARTS = (SEGMENTS, WAITING, COLLECTIVES, SAMPLING, PYTHON, TRANSPORT)
 """Where the time of a token goes, on rank 0 and from there."""
 
-GENAI_MODEL = """
-import json, os, sys, tempfile, time
-import numpy as np
-import onnxruntime_genai as og
-folder, threads = sys.argv[1], int(sys.argv[2])
-config = json.load(open(folder + "/genai_config.json"))
-config["model"]["decoder"]["session_options"]["intra_op_num_threads"] = threads
-copy = tempfile.mkdtemp()
-for name in os.listdir(folder):
-    if name != "genai_config.json":
-        os.symlink(os.path.abspath(os.path.join(folder, name)), os.path.join(copy, name))
-json.dump(config, open(copy + "/genai_config.json", "w"))
-model = og.Model(copy)
-"""
-"""Loads a folder with a number of threads."""
-
-GENAI = """
-prompt, new = map(int, sys.argv[3:5])
-ids = np.arange(5, 5 + prompt, dtype=np.int32) % 900
-def run():
-    params = og.GeneratorParams(model)
-    params.set_search_options(max_length=prompt + new, min_length=prompt + new, do_sample=False)
-    generator, steps, start = og.Generator(model, params), [], time.perf_counter()
-    generator.append_tokens(ids[None])
-    generator.generate_next_token()
-    first = time.perf_counter() - start
-    while not generator.is_done():
-        start = time.perf_counter()
-        generator.generate_next_token()
-        steps.append(time.perf_counter() - start)
-    return {"prompt": first, "steps": steps, "ids": [int(k) for k in generator.get_sequence(0)[prompt:]]}
-"""
-
-TRANSFORMERS = """
-import json, sys, time
-import torch
-from transformers import AutoModelForCausalLM
-folder, threads, prompt, new = sys.argv[1], *map(int, sys.argv[2:5])
-torch.set_num_threads(threads)
-model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
-ids = (torch.arange(5, 5 + prompt) % 900)[None]
-def run():
-    with torch.inference_mode():
-        start, steps, found = time.perf_counter(), [], []
-        out = model(ids, use_cache=True)
-        token = out.logits[:, -1:].argmax(-1)
-        first = time.perf_counter() - start
-        found.append(int(token))
-        for _ in range(new - 1):
-            start = time.perf_counter()
-            out = model(token, past_key_values=out.past_key_values, use_cache=True)
-            token = out.logits[:, -1:].argmax(-1)
-            steps.append(time.perf_counter() - start)
-            found.append(int(token))
-    return {"prompt": first, "steps": steps, "ids": found}
-"""
-
-VLLM = """
-import os, sys, time
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(map(str, range(int(sys.argv[2])))))
-import torch
-from vllm import LLM, SamplingParams
-folder, ranks, prompt, new = sys.argv[1], *map(int, sys.argv[2:5])
-model = LLM(folder, dtype="float32", tensor_parallel_size=ranks, enforce_eager=True,
-            max_model_len=prompt + new, enable_prefix_caching=False, disable_log_stats=True)
-ids = [k % 900 for k in range(5, 5 + prompt)]
-def once(count):
-    start = time.perf_counter()
-    asked = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
-    out = model.generate({"prompt_token_ids": ids}, asked, use_tqdm=False)
-    return time.perf_counter() - start, list(out[0].outputs[0].token_ids)
-def run():
-    first, _ = once(1)
-    whole, found = once(new)
-    return {"prompt": first, "steps": [(whole - first) / (new - 1)], "ids": found}
-"""
-
-LOOP = """
-import json, os, sys
-out = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-run()
-print("ready", file=out, flush=True)
-for line in sys.stdin:
-    print(json.dumps(run()), file=out, flush=True)
-"""
-
 
 @dataclass
-class Contestant:
+class Contestant(Asked):
     """A process that generates when it is told."""
 
-    name: str
-    process: subprocess.Popen[str]
     prompts: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
     more: dict[str, list[float]] = field(default_factory=dict)
@@ -158,20 +68,9 @@ class Contestant:
     means: list[float] = field(default_factory=list)
     """Seconds of a token, of each round."""
 
-    def line(self) -> str:
-        """The next line; `SystemExit` where the process has ended."""
-        assert self.process.stdout is not None
-        text = self.process.stdout.readline()
-        if not text:
-            raise SystemExit(f"{self.name} ended with exit code {self.process.wait()}: see its lines above.")
-        return text
-
-    def ask(self) -> None:
+    def generate(self) -> None:
         """One generation."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(GO + "\n")
-        self.process.stdin.flush()
-        answer = json.loads(self.line())
+        answer = self.ask(GO)
         self.prompts.append(answer["prompt"])
         self.steps += answer["steps"]
         self.means.append(answer.get("mean") or statistics.mean(answer["steps"]))
@@ -307,13 +206,7 @@ def started(
             pass
         yield found
     finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        found.close()
 
 
 def commands(args: argparse.Namespace) -> dict[str, tuple[list[str], set[int] | None]]:
@@ -367,22 +260,11 @@ def _ratio(theirs: list[float], mine: list[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    numbers = {"prompt": 128, "new": 128, "rounds": 5, "ranks": 2, "texts": 0, "chunk": int}
+    peers = dict.fromkeys(("genai", "transformers", "vllm"), str)
+    switches = {"whole_sums": False, "realtime": False}
+    parser = parser_of(__doc__, **numbers, **peers, **switches, weights=Path, before=Path, json=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--prompt", type=int, default=128)
-    parser.add_argument("--new", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--texts", type=int, default=0)
-    parser.add_argument("--chunk", type=int)
-    parser.add_argument("--genai")
-    parser.add_argument("--transformers")
-    parser.add_argument("--vllm")
-    parser.add_argument("--weights", type=Path)
-    parser.add_argument("--whole-sums", action="store_true")
-    parser.add_argument("--before", type=Path)
-    parser.add_argument("--realtime", action="store_true")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--own", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.own:
@@ -398,7 +280,7 @@ def main() -> None:
         for _ in range(args.rounds):
             for one in random.sample(all_, len(all_)):
                 time.sleep(0.5 if args.realtime else 0)
-                one.ask()
+                one.generate()
     print(f"{args.folder.name}: prompt {args.prompt}, {args.new} new tokens, {args.rounds} rounds; medians")
     heads = ["", "prompt, ms", "token, ms", "90 %, ms", "tokens/s"]
     rows = [heads, *map(_row, all_)]
@@ -423,12 +305,11 @@ def main() -> None:
         for one in owns if other not in owns else [mine]:
             same = sum(a == b for a, b in zip(one.ids, other.ids, strict=False))
             print(f"  tokens of {one.name} equal to those of {other.name}: {same} of {len(one.ids)}")
-    if args.json:
-        figures = {
-            one.name: {"prompts": one.prompts, "steps": one.steps, "more": one.more, "ids": one.ids}
-            for one in all_
-        }
-        args.json.write_text(json.dumps(figures))
+    figures = {
+        one.name: {"prompts": one.prompts, "steps": one.steps, "more": one.more, "ids": one.ids}
+        for one in all_
+    }
+    write_json(args.json, figures)
 
 
 if __name__ == "__main__":

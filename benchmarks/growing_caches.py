@@ -9,35 +9,23 @@ rounds.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 
 import numpy as np
-import onnx
-import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+from common import model_of, parser_of, session_of
 
 SIZE, WIDTH, ROUNDS = 64, 1024, 15
 
 
-def session(graph: onnx.GraphProto) -> onnxruntime.InferenceSession:
-    """On one thread."""
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(model.SerializeToString(), options)
-
-
 def concats(caches: int, heads: int, length: int) -> Callable[[], None]:
     """Appends one position to each cache, from one buffer into another, as a session's step does."""
-
-    def value(name: str, positions: int | str) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, heads, positions, SIZE])
-
-    nodes = [helper.make_node("Concat", [f"p{i}", f"n{i}"], [f"o{i}"], axis=2) for i in range(caches)]
-    inputs = [value(*item) for i in range(caches) for item in ((f"p{i}", "n"), (f"n{i}", 1))]
-    made = session(helper.make_graph(nodes, "caches", inputs, [value(f"o{i}", "m") for i in range(caches)]))
+    nodes = [("Concat", [f"p{i}", f"n{i}"], [f"o{i}"], {"axis": 2}) for i in range(caches)]
+    lengths = {"p": "n", "n": 1, "o": "m"}
+    shapes = {f"{k}{i}": [1, heads, n, SIZE] for i in range(caches) for k, n in lengths.items()}
+    inputs = {name: shape for name, shape in shapes.items() if name[0] != "o"}
+    outputs = {name: shape for name, shape in shapes.items() if name[0] == "o"}
+    made = session_of(model_of(nodes, inputs, outputs, {}))
     binding, kept = made.io_binding(), []
     for i in range(caches):
         for name, positions in (("p", length), ("n", 1), ("o", length + 1)):
@@ -56,14 +44,11 @@ def concats(caches: int, heads: int, length: int) -> Callable[[], None]:
 def product(millions: int) -> Callable[[], None]:
     """Multiplies one row by so many million weights."""
     weight = np.ones((WIDTH, millions * 10**6 // WIDTH), np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "weights",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, WIDTH])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, weight.shape[1]])],
-        [numpy_helper.from_array(weight, "w")],
+    shapes = {"x": [1, WIDTH]}, {"y": [1, weight.shape[1]]}
+    made, row = (
+        session_of(model_of([("MatMul", "xw", "y")], *shapes, {"w": weight})),
+        np.ones((1, WIDTH), np.float32),
     )
-    made, row = session(graph), np.ones((1, WIDTH), np.float32)
 
     def run() -> None:
         made.run(None, {"x": row})
@@ -83,14 +68,7 @@ def milliseconds(work: Callable[[], None]) -> float:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--positions", nargs="+", type=int, default=[128, 512, 2000])
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--weights", type=int, default=84, help="in millions")
-    options = parser.parse_args()
+    options = parser_of(__doc__, positions=[128, 512, 2000], layers=8, heads=4, weights=84).parse_args()
     print(f"weights: {milliseconds(product(options.weights)):.1f} ms")
     for length in options.positions:
         found = milliseconds(concats(2 * options.layers, options.heads, length))

@@ -3,12 +3,12 @@
     python benchmarks/hosts.py [--ranks 4] [--link 1gbit 10gbit] [--bytes 3072 393216 4194304] [--rounds 5]
     python benchmarks/hosts.py --models bert llama [--meshes tensor=4 pipeline=2,tensor=2]
 
-Needs root and `ip` and `tc` of iproute2. The hosts are two network namespaces of this machine, joined by one
-link whose rate `tc` limits (a token bucket in either direction); they are made anew and removed. In each run
-the ranks have joined all groups and take turns between them, one burst each. A time is one call on rank 0,
-float32, in place: the median in milliseconds. Bytes and packets are what host 1 sent in a call on average,
-as its interface counts them. "mpi" is flat Open MPI over TCP, as MpiCommunicator uses it, its ranks started
-by mpirun across both hosts; "gloo" is flat Gloo.
+Needs root and `ip` and `tc` of iproute2; `--ranks` is even. The hosts are two network namespaces of this
+machine, joined by one link whose rate `tc` limits (a token bucket in either direction); they are made anew
+and removed. In each run the ranks have joined all groups and take turns between them, one burst each. A time
+is one call on rank 0, float32, in place: the median in milliseconds. Bytes and packets are what host 1 sent
+in a call on average, as its interface counts them. "mpi" is flat Open MPI over TCP, as MpiCommunicator uses
+it, its ranks started by mpirun across both hosts; "gloo" is flat Gloo.
 
 With `--models` a line is one inference: of BERT-base (a row of 128 tokens), and of a step of a decoder of
 eight layers of 512 that reads one token beside 127 kept ones. Each mesh runs with flat Gloo and with sums
@@ -22,8 +22,6 @@ import argparse
 import contextlib
 import json
 import os
-import secrets
-import shutil
 import statistics
 import subprocess
 import sys
@@ -35,9 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from common import AS_ROOT, identities, mpirun, parser_of
 
 TIMEOUT = 120.0
 HOSTS = ("shardrun-b1", "shardrun-b2")
@@ -51,20 +47,7 @@ def two_hosts(rate: str) -> Iterator[None]:
     try:
         for name in HOSTS:
             ip("netns", "add", name)
-        ip(
-            "link",
-            "add",
-            "eth0",
-            "netns",
-            HOSTS[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "eth0",
-            "netns",
-            HOSTS[1],
-        )
+        ip(*f"link add eth0 netns {HOSTS[0]} type veth peer name eth0 netns {HOSTS[1]}".split())
         for name, address in zip(HOSTS, ADDRESSES, strict=True):
             ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
@@ -195,28 +178,20 @@ def models(options: argparse.Namespace, folder: Path) -> int:
 
 def gloo_ranks(options: argparse.Namespace, command: list[str]) -> int:
     """Starts the ranks without an MPI, half of them on each host."""
-    common = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29517", "SHARDRUN_JOB": secrets.token_hex(16)}
+    common = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29517", "GLOO_SOCKET_IFNAME": "eth0"}
     half = options.ranks // 2
     started = []
-    for number in range(options.ranks):
-        who = {
-            "RANK": number,
-            "WORLD_SIZE": options.ranks,
-            "LOCAL_RANK": number % half,
-            "LOCAL_WORLD_SIZE": half,
-        }
-        environ = {**os.environ, **common, **{name: str(value) for name, value in who.items()}}
-        environ["GLOO_SOCKET_IFNAME"] = "eth0"
-        started.append(
-            subprocess.Popen(["ip", "netns", "exec", HOSTS[number // half], *command], env=environ)
-        )
+    for number, who in enumerate(identities(options.ranks)):
+        place = {"LOCAL_RANK": str(number % half), "LOCAL_WORLD_SIZE": str(half)}
+        environ = {**os.environ, **common, **who, **place}
+        words = ["ip", "netns", "exec", HOSTS[number // half], *command]
+        started.append(subprocess.Popen(words, env=environ))
     return max(process.wait() for process in started)
 
 
 def mpi_ranks(options: argparse.Namespace, command: list[str], folder: Path) -> int:
     """Starts the ranks by mpirun, which reaches the second host by a program in the place of ssh."""
-    mpirun = Path(sys.executable).with_name("mpirun")
-    found = str(mpirun) if mpirun.exists() else shutil.which("mpirun")
+    found = mpirun()
     if found is None:
         print("no mpirun: left out")
         return 0
@@ -227,8 +202,7 @@ def mpi_ranks(options: argparse.Namespace, command: list[str], folder: Path) -> 
     half = options.ranks // 2
     environ = {
         **os.environ,
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        **AS_ROOT,
         "PRTE_MCA_plm_ssh_agent": str(agent),
         "OMPI_MCA_btl_tcp_if_include": "eth0",
         "TMPDIR": str(folder),
@@ -242,15 +216,10 @@ def mpi_ranks(options: argparse.Namespace, command: list[str], folder: Path) -> 
 
 def main() -> int:
     """Makes the hosts, starts the ranks and prints what rank 0 found."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--ranks", type=int, default=4, help="an even number")
-    parser.add_argument("--link", nargs="+", default=["1gbit", "10gbit"])
-    parser.add_argument("--bytes", type=int, nargs="+", default=[3 << 10, 384 << 10, 4 << 20])
-    parser.add_argument("--rounds", type=int, default=5)
+    sizes = {"bytes": [3 << 10, 384 << 10, 4 << 20], "link": ["1gbit", "10gbit"]}
+    meshes = ["tensor=4", "pipeline=2,tensor=2"]
+    parser = parser_of(__doc__, ranks=4, rounds=5, **sizes, meshes=meshes)
     parser.add_argument("--models", nargs="+", choices=("bert", "llama"), help="whole models instead")
-    parser.add_argument("--meshes", nargs="+", default=["tensor=4", "pipeline=2,tensor=2"])
     parser.add_argument("--slices", help=argparse.SUPPRESS)
     parser.add_argument("--feeds", help=argparse.SUPPRESS)
     parser.add_argument("--backends", nargs="+", help=argparse.SUPPRESS)

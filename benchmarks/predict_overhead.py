@@ -10,11 +10,8 @@ costs.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,32 +20,18 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
-from onnx import helper, numpy_helper
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from common import model_of, parser_of, session_of, write_json
 
 BARE = "InferenceSession.run"
 
 
 def tiny(path: Path, *, collective: bool) -> None:
     """Writes the model; with an AllReduce after its product if asked for."""
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"])]
-    nodes.append(
-        helper.make_node(
-            "AllReduce" if collective else "Relu", ["p"], ["q"], domain="com.microsoft" if collective else ""
-        )
-    )
-    nodes.append(helper.make_node("Neg", ["q"], ["y"]))
-    graph = helper.make_graph(
-        nodes,
-        "tiny",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 8])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 8])],
-        [numpy_helper.from_array(np.eye(8, dtype=np.float32), "w")],
-    )
-    opsets = [helper.make_opsetid("", 17)] + [helper.make_opsetid("com.microsoft", 1)] * collective
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    middle = ("AllReduce", "p", "q", {"domain": "com.microsoft"}) if collective else ("Relu", "p", "q")
+    nodes = [("MatMul", "xw", "p"), middle, ("Neg", "q", "y")]
+    shapes = {"x": ["n", 8]}, {"y": ["n", 8]}
+    opsets = {"com_microsoft": 1} if collective else {}
+    onnx.save(model_of(nodes, *shapes, {"w": np.eye(8, dtype=np.float32)}, **opsets), path)
 
 
 def contestants(folder: Path) -> dict[str, Callable[[], Any]]:
@@ -62,9 +45,7 @@ def contestants(folder: Path) -> dict[str, Callable[[], Any]]:
     tiny(cut, collective=True)
     array = np.ones((1, 8), np.float32)
     feeds = {"x": array}
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(plain, options)
+    session = session_of(plain)
     context = Context()
     context.target = ["cpu"]
     context.cpu.thread_num = 1
@@ -83,12 +64,7 @@ def contestants(folder: Path) -> dict[str, Callable[[], Any]]:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--runs", type=int, default=20000)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser_of(__doc__, runs=20000, json=Path).parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     clock = time.perf_counter_ns
     with tempfile.TemporaryDirectory() as folder:
@@ -103,8 +79,7 @@ def main() -> None:
     medians = {name: statistics.median(found) / 1e3 for name, found in times.items()}
     for name, median in medians.items():
         print(f"{name:28}{median:8.2f} us{median - medians[BARE]:+8.2f}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(medians, indent=1) + "\n")
+    write_json(arguments.json, medians)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,11 @@ own, all with the same ONNX file, or what mindspore_lite's converter makes of it
 - `onnxruntime per worker`: a session per worker, taken by whichever client is first
 - `mindspore_lite`: its ModelParallelRunner, where --mindspore-python names a Python with the package
 
-They take turns, `--seconds` each, for `--rounds` rounds. Printed are medians over the rounds of the requests
-per second, the processor time of a request (which other work on the machine disturbs less), the 95th
-percentile of all waits, and the memory of the process (PSS) after the last round. Models: MobileNetV2 on a
-224 x 224 picture, BERT-base on 128 words; both with all lengths fixed, as mindspore_lite needs them.
+They take turns, `--seconds` each, for `--rounds` rounds (with `--quick` a minute: 1 and 2 workers, 8
+clients). Printed are medians over the rounds of the requests per second, the processor time of a request
+(which other work on the machine disturbs less), the 95th percentile of all waits, and the memory of the
+process (PSS) after the last round. Models: MobileNetV2 on a 224 x 224 picture, BERT-base on 128 words; both
+with all lengths fixed, as mindspore_lite needs them.
 """
 
 from __future__ import annotations
@@ -34,9 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from common import MB, ROOT, Asked, parser_of, write_json
 
 LOAD = Path(__file__).with_name("runner_load.py")
 RANKS, SHARED, PER_WORKER, LITE = "ranks", "onnxruntime shared", "onnxruntime per worker", "mindspore_lite"
@@ -104,46 +103,25 @@ converter.convert(mindspore_lite.FmkType.ONNX, sys.argv[1], sys.argv[2])
 def convert(python: str, model: Path) -> Path:
     """The model as MindIR, by mindspore_lite's converter."""
     target = model.with_suffix("")
-    done = subprocess.run(
-        [python, "-c", CONVERT, str(model), str(target)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    command = [python, "-c", CONVERT, str(model), str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         raise SystemExit(f"mindspore_lite cannot convert {model.name}:\n{done.stdout}{done.stderr}")
     return target.with_suffix(".mindir")
 
 
 @dataclass
-class Contestant:
+class Contestant(Asked):
     """A process under load, and what it did."""
 
-    name: str
-    process: subprocess.Popen[str]
     first: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     used: list[float] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
 
-    def answer(self) -> dict[str, Any]:
-        """Its next line."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.name} ended with {self.process.wait()}.")
-        return dict(json.loads(line))
-
-    def ask(self, clients: int, seconds: float) -> dict[str, Any]:
-        """Load of so many clients for so long."""
-        assert self.process.stdin is not None
-        print(clients, seconds, file=self.process.stdin, flush=True)
-        return self.answer()
-
     def turn(self, clients: int, seconds: float) -> None:
         """One round, kept."""
-        found = self.ask(clients, seconds)
+        found = self.ask((clients, seconds))
         self.rates.append(len(found["waits"]) / found["seconds"])
         self.used.append(found["used"] / len(found["waits"]) * 1e3)
         self.waits += found["waits"]
@@ -151,13 +129,6 @@ class Contestant:
     def forget(self) -> None:
         """Ready for another number of clients."""
         self.rates, self.used, self.waits = [], [], []
-
-    def memory(self, kind: str = "Pss") -> float:
-        """Proportional or resident set size in MB."""
-        for line in Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith(f"{kind}:"):
-                return int(line.split()[1]) / 1024
-        raise AssertionError("Linux has told the proportional set size since 4.14")
 
 
 @contextmanager
@@ -175,7 +146,7 @@ def started(name: str, python: str, model: Path, workers: int, threads: int) -> 
         try:
             contestant = Contestant(name, process)
             try:
-                contestant.first = contestant.answer()["ready"]
+                contestant.first = json.loads(contestant.line())["ready"]
                 yield contestant
             except SystemExit:
                 errors.seek(0)
@@ -206,7 +177,7 @@ def compare(
         for clients in arguments.clients:
             for contestant in contestants:
                 contestant.forget()
-                contestant.ask(clients, min(1.0, arguments.seconds))  # its arena grows to its size
+                contestant.ask((clients, min(1.0, arguments.seconds)))  # its arena grows to its size
             for _ in range(arguments.rounds):
                 for contestant in contestants:
                     contestant.turn(clients, arguments.seconds)
@@ -220,8 +191,8 @@ def compare(
                         "rate": statistics.median(contestant.rates),
                         "used": statistics.median(contestant.used),
                         "p95": float(np.percentile(contestant.waits, 95)),
-                        "memory": contestant.memory(),
-                        "resident": contestant.memory("Rss"),
+                        "memory": contestant.memory()["Pss"] / MB,
+                        "resident": contestant.memory()["Rss"] / MB,
                     }
                 )
                 show(found[-1])
@@ -239,18 +210,9 @@ def show(row: dict[str, Any]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    numbers = {"workers": [1, 2, 4, 8], "clients": [1, 2, 8, 32], "threads": 1, "seconds": 4.0, "rounds": 5}
+    parser = parser_of(__doc__, **numbers, quick=False, mindspore_python="", json=Path)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4, 8])
-    parser.add_argument("--clients", nargs="+", type=int, default=[1, 2, 8, 32])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--mindspore-python", default="")
-    parser.add_argument("--quick", action="store_true", help="a minute: 1 and 2 workers, 8 clients")
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(argv)
     if arguments.quick:
         arguments.workers, arguments.clients = [1, 2], [8]
@@ -264,8 +226,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             lite = convert(python, model) if python else None
             for workers in arguments.workers:
                 found += compare(model, lite, python, workers, arguments)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    write_json(arguments.json, found)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python runner_load.py CONTESTANT MODEL WORKERS THREADS
 
-Answers each line "CLIENTS SECONDS" on standard input with one line of JSON: how many requests that many
+Answers each line "[CLIENTS, SECONDS]" on standard input with one line of JSON: how many requests that many
 threads, each waiting for its answer before it asks again, had answered, and how long each waited.
 """
 
@@ -133,8 +133,8 @@ def main():
     first = request()[0]
     print(json.dumps({"ready": np.asarray(first, np.float64).ravel()[:64].tolist()}), flush=True)
     for line in sys.stdin:
-        clients, seconds = line.split()
-        print(json.dumps(load(request, int(clients), float(seconds))), flush=True)
+        clients, seconds = json.loads(line)
+        print(json.dumps(load(request, clients, seconds)), flush=True)
 
 
 if __name__ == "__main__":

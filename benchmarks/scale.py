@@ -20,7 +20,6 @@ small model on that many hosts.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -36,25 +35,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from common import bytes_of, parser_of, write_json
 
-from launcher.group.watch import Job  # noqa: E402
-from launcher.job.rank_table import RankTable, make_rank_table, merge_rank_tables  # noqa: E402
-from launcher.starters.agent import Asked  # noqa: E402
-from launcher.starters.agents import fan_out  # noqa: E402
-from launcher.starters.agents.connection import Host, Process  # noqa: E402
-from launcher.starters.agents.handle import AgentsHandle  # noqa: E402
-from launcher.starters.agents.relay import Relay  # noqa: E402
-from launcher.starters.base import Ended, Handle, Launcher, Pipe  # noqa: E402
-from ranks.common.settings import CONTROL, JOB  # noqa: E402
-from ranks.talk import wire  # noqa: E402
-from ranks.talk.control import open_socket  # noqa: E402
-from ranks.talk.stream import Stream  # noqa: E402
-from sharding.common.documents import parse  # noqa: E402
-from sharding.common.rank_table import parse_rank_table  # noqa: E402
-from sharding.slices.manifest import FileEntry, Manifest, RankEntry, WeightEntry, parse_manifest  # noqa: E402
-from sharding.slices.mesh import AXES, Mesh  # noqa: E402
+from launcher.group.watch import Job
+from launcher.job.rank_table import RankTable, make_rank_table, merge_rank_tables
+from launcher.starters.agent import Asked
+from launcher.starters.agents import fan_out
+from launcher.starters.agents.connection import Host, Process
+from launcher.starters.agents.handle import AgentsHandle
+from launcher.starters.agents.relay import Relay
+from launcher.starters.base import Ended, Handle, Launcher, Pipe
+from ranks.common.settings import CONTROL, JOB
+from ranks.talk import wire
+from ranks.talk.control import open_socket
+from ranks.talk.stream import Stream
+from sharding.common.documents import parse
+from sharding.common.rank_table import parse_rank_table
+from sharding.slices.manifest import FileEntry, Manifest, RankEntry, WeightEntry, parse_manifest
+from sharding.slices.mesh import AXES, Mesh
 
 SECONDS = 300
 
@@ -116,11 +114,9 @@ class FakeHandle(Handle):
         self.process.stdin.flush()
 
     def terminate(self) -> None:
-        """See `Handle.terminate`."""
         self.process.terminate()
 
     def kill(self) -> None:
-        """See `Handle.kill`."""
         self.process.kill()
 
 
@@ -139,24 +135,17 @@ class FakeLauncher(Launcher):
         environment: Mapping[str, str],
         table: RankTable | None = None,
     ) -> FakeHandle:
-        """See `Launcher.start`."""
         self.handle = FakeHandle(world_size, self._lines, environment)
         return self.handle
 
 
-def memory() -> int:
-    """Bytes that this process holds."""
-    text = Path("/proc/self/status").read_text()
-    return int(text.split("VmRSS:")[1].split()[0]) << 10
-
-
 def of_job(size: int, lines: int) -> dict[str, float]:
     """What one job costs this process."""
-    before, cpu, began = memory(), time.process_time(), time.perf_counter()
+    before, cpu, began = bytes_of()["Rss"], time.process_time(), time.perf_counter()
     launcher = FakeLauncher(lines)
     job = Job(launcher, ["serve", "fake"], size, environment={})
     job.wait_for(lambda: len(job.ready) == size, SECONDS, "not ready")
-    ready, used, held = time.perf_counter() - began, time.process_time() - cpu, memory() - before
+    ready, used, held = time.perf_counter() - began, time.process_time() - cpu, bytes_of()["Rss"] - before
     with (
         Path(os.devnull).open("w") as nothing,
         contextlib.redirect_stderr(Counting(nothing, size * lines)) as out,
@@ -347,35 +336,19 @@ def main() -> None:
     if sys.argv[1:2] == ["--fake"]:
         many_ranks(*map(int, sys.argv[2:5]))
         return
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--ranks", type=int, nargs="*", default=[64, 256, 1024])
-    parser.add_argument("--lines", type=int, default=200)
-    parser.add_argument("--hosts", type=int, nargs="*", default=[64, 128, 256, 512])
-    parser.add_argument("--delay", type=float, default=0.3)
-    parser.add_argument("--tables", type=int, nargs="*", default=[512, 4096])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    sizes = {"ranks": [64, 256, 1024], "hosts": [64, 128, 256, 512], "tables": [512, 4096]}
+    options = parser_of(__doc__, **sizes, lines=200, delay=0.3, json=Path).parse_args()
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     jobs = [of_job(size, options.lines) for size in options.ranks]
-    hosts = [
-        row
-        for count in options.hosts
-        for row in (
-            of_hosts(count, options.delay, tree=False),
-            of_hosts(count, options.delay, tree=True),
-        )
-    ]
+    hosts = [of_hosts(count, options.delay, tree) for count in options.hosts for tree in (False, True)]
     documents = [of_documents(size) for size in options.tables]
     plans = [of_plan(size) for size in options.tables]
     whole = {"jobs": jobs, "hosts": hosts, "documents": documents, "plans": plans}
     for rows in filter(None, whole.values()):
         show(rows)
         print()
-    if options.json:
-        options.json.write_text(json.dumps(whole, indent=1) + "\n")
+    write_json(options.json, whole)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,10 @@ and ranks, without the clients; of `group.predict` with them). Of texts: to the 
 and tokens a second. Models: one product with a body of 1 KB, MobileNetV2 on a 224 x 224 picture, BERT-base
 on 128 words, and a language model (of scripts/generation_peers.sh: FOLDER is of GenAI's builder, WEIGHTS of
 transformers), whose texts are 64 tokens after a prompt of 128.
+
+`--vllm PYTHON` names one that has vLLM (default: that of `--peers`), and `--before FOLDER` has another
+version of this project contend, too. With `--realtime` (for root) the contestants go before what else the
+machine does; `--quick` takes seconds: the smallest model, 1 and 4 clients.
 """
 
 from __future__ import annotations
@@ -36,7 +40,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
-import json
 import os
 import random
 import signal
@@ -52,11 +55,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
-
-from serving_bodies import (  # noqa: E402
+from common import HERE, ROOT, parser_of, session_of, write_json
+from serving_bodies import (
     HEADER,
     METHOD,
     Feeds,
@@ -67,7 +67,7 @@ from serving_bodies import (  # noqa: E402
     first_output,
     first_raw_output,
 )
-from serving_servers import Server, first, processor_seconds, started  # noqa: E402
+from serving_servers import Server, first, processor_seconds, started
 
 BASELINE = "group.predict"
 PROMPT, NEW = 128, 64
@@ -117,7 +117,7 @@ def _asker(
     body = folder / f"{server.port}-{len(load.headers)}.body"
     body.write_bytes(load.body)
     fixed = {"kind": "whole", "port": server.port, "head": load.head(), "body": str(body)}
-    return lambda count, seconds: clients.line({**fixed, "clients": count, "seconds": seconds})
+    return lambda count, seconds: clients.ask({**fixed, "clients": count, "seconds": seconds})
 
 
 def checked(server: Server, load: Load, expected: np.ndarray, name: str) -> None:
@@ -196,10 +196,9 @@ def _own(model: Path, name: str, ranks: int) -> list[str]:
 
 def tensors(name: str, model: Path, feeds: Feeds, arguments: argparse.Namespace, folder: Path) -> list[Any]:
     """A model of tensors: all contestants there are."""
-    import onnxruntime
     import serving_peer_models
 
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    session = session_of(model)
     expected = np.asarray(session.run(None, dict(feeds))[0], np.float32).ravel()
     del session
     inputs = folder / f"{name}.npz"
@@ -214,7 +213,7 @@ def tensors(name: str, model: Path, feeds: Feeds, arguments: argparse.Namespace,
         group = stack.enter_context(started(command, None))
         found = [
             Contestant(
-                BASELINE, group, lambda count, seconds: group.line({"clients": count, "seconds": seconds})
+                BASELINE, group, lambda count, seconds: group.ask({"clients": count, "seconds": seconds})
             )
         ]
 
@@ -253,7 +252,7 @@ def tensors(name: str, model: Path, feeds: Feeds, arguments: argparse.Namespace,
 def _has_grpc() -> bool:
     """Whether this version serves over gRPC."""
     command = [sys.executable, "-m", "launcher.cli", "serve", "--help"]
-    told = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parent, check=True).stdout
+    told = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
     return "--grpc-port" in told
 
 
@@ -268,7 +267,7 @@ def _grpc_asker(
         answer = channel.unary_unary(METHOD)(body.read_bytes(), timeout=120)
     agree(first_raw_output(answer), expected, "serve, gRPC")
     fixed = {"kind": "remote", "port": server.grpc, "method": METHOD, "body": str(body)}
-    return lambda count, seconds: clients.line({**fixed, "clients": count, "seconds": seconds})
+    return lambda count, seconds: clients.ask({**fixed, "clients": count, "seconds": seconds})
 
 
 @contextlib.contextmanager
@@ -276,7 +275,7 @@ def _clients() -> Iterator[Server]:
     command = [sys.executable, str(HERE / "serving_load.py")]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        yield Server(process, 0, spins=False)
+        yield Server("the clients", process)
     finally:
         process.kill()
         process.communicate()
@@ -304,7 +303,7 @@ def texts(arguments: argparse.Namespace, folder: Path) -> list[Any]:
 
             def ask(count: int, _: float) -> dict[str, Any]:
                 bodies = [{**fixed, "prompt": prompt} for prompt in prompts(count)]
-                return clients.line(
+                return clients.ask(
                     {"kind": "stream", "port": server.port, "path": "/v1/completions", "bodies": bodies}
                 )
 
@@ -313,7 +312,7 @@ def texts(arguments: argparse.Namespace, folder: Path) -> list[Any]:
         command = [sys.executable, str(HERE / "serving_group.py"), "texts", str(model), "-", str(ranks)]
         group = stack.enter_context(started(command, None))
         found = [
-            Contestant("engine", group, lambda count, _: group.line({"prompts": prompts(count), "new": NEW}))
+            Contestant("engine", group, lambda count, _: group.ask({"prompts": prompts(count), "new": NEW}))
         ]
         server = stack.enter_context(started(_own(model, "language", ranks), "/v2/health/ready"))
         found.append(Contestant("serve", server, asker(server)))
@@ -333,23 +332,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     import serving_peer_models
 
     made = serving_peer_models.MODELS
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    numbers = {"clients": [1, 8, 64], "texts": [1, 8], "ranks": 2, "seconds": 1.5, "rounds": 3}
+    places = dict.fromkeys(("peers", "language", "weights", "vllm", "before", "json"), Path)
+    parser = parser_of(__doc__, **numbers, **places, realtime=False, quick=False)
     parser.add_argument("--models", nargs="+", choices=[*made, "language"], default=[*made, "language"])
-    parser.add_argument("--clients", nargs="+", type=int, default=[1, 8, 64])
-    parser.add_argument("--texts", nargs="+", type=int, default=[1, 8])
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=1.5)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peers", type=Path)
-    parser.add_argument("--language", type=Path)
-    parser.add_argument("--weights", type=Path)
-    parser.add_argument("--vllm", type=Path, help="a Python that has vLLM (default: of --peers)")
-    parser.add_argument("--realtime", action="store_true", help="go before what else the machine does (root)")
-    parser.add_argument("--before", type=Path, help="another version of this project: contends, too")
-    parser.add_argument("--quick", action="store_true", help="seconds: the smallest model, 1 and 4 clients")
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(argv)
     if arguments.quick:
         arguments.models, arguments.clients, arguments.seconds, arguments.rounds = ["tiny"], [1, 4], 0.2, 1
@@ -368,8 +354,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 model = folder / name / f"{name}.onnx"
                 model.parent.mkdir()
                 rows += tensors(name, model, made[name](model), arguments, folder)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write_json(arguments.json, rows)
 
 
 if __name__ == "__main__":

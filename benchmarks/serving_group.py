@@ -15,13 +15,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 
 def tensors(model: str, inputs: str, ranks: int) -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from common import HERE, model_of
 
-HERE = Path(__file__).resolve().parent
 Feeds = dict[str, np.ndarray]
 
 
 def tiny(path: Path) -> Feeds:
     """``y = relu(x @ w)`` of rows of 256 numbers, which are 1 KB."""
     import onnx
-    from onnx import TensorProto, helper, numpy_helper
 
     weights = np.random.default_rng(0).normal(size=(256, 256)).astype(np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])],
-        "tiny",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 256])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 256])],
-        [numpy_helper.from_array(weights, "w")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    nodes = [("MatMul", "xw", "h"), ("Relu", "h", "y")]
+    onnx.save(model_of(nodes, {"x": ["n", 256]}, {"y": ["n", 256]}, {"w": weights}), path)
     return {"x": (np.arange(256, dtype=np.float32)[None] % 4 + 1) / 4}
 
 
@@ -45,10 +39,12 @@ def mobilenet_v2(path: Path) -> Feeds:
 
 def bert_base(path: Path) -> Feeds:
     """The model of benchmarks/latency.py, on 128 words."""
-    import latency
+    from latency import feeds_of
 
-    latency.export_bert(path)
-    return latency.feeds_of(128)
+    from tests import models
+
+    shutil.copytree(models.get("bert_base").path.parent, path.parent, dirs_exist_ok=True)
+    return feeds_of(128)
 
 
 MODELS: Mapping[str, Callable[[Path], Feeds]] = {

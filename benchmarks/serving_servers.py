@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
 import signal
 import socket
@@ -15,9 +14,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-HERE = Path(__file__).resolve().parent
+from common import HERE, ROOT, Asked
+
 READY_SECONDS = 240.0
 
 
@@ -59,12 +58,11 @@ def used_below(root: int) -> dict[int, float]:
 
 
 @dataclass
-class Server:
+class Server(Asked):
     """A process that serves, on a port of its own or, with port 0, by its standard input."""
 
-    process: subprocess.Popen[str]
-    port: int
-    spins: bool
+    port: int = 0
+    spins: bool = False
     """Whether it uses processors while nobody asks it: it is stopped meanwhile."""
     grpc: int = 0
     """Its port for gRPC."""
@@ -74,15 +72,6 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
-    def line(self, asked: Mapping[str, object]) -> dict[str, Any]:
-        """Its answer to a line. Raises `SystemExit` where it has ended."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        print(json.dumps(asked), file=self.process.stdin, flush=True)
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise SystemExit(f"{self.process.args} ended with {self.process.wait()}.")
-        return dict(json.loads(answer))
-
 
 @contextlib.contextmanager
 def started(
@@ -91,7 +80,7 @@ def started(
     *,
     spins: bool = False,
     env: Mapping[str, str] | None = None,
-    root: Path = HERE.parent,
+    root: Path = ROOT,
 ) -> Iterator[Server]:
     """A contestant that answers. ``command``: PORT and GRPC in it become its ports; ``ready``: the path that
     says 200 when it answers; without one it says "ready" on standard output; ``root``: of this project."""
@@ -104,7 +93,7 @@ def started(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE if ready is None else said, stderr=said,
             text=True, start_new_session=True, cwd=root, env={**os.environ, "PYTHONPATH": path, **more},
         )  # fmt: skip
-        server = Server(process, port, spins, grpc)
+        server = Server(str(words), process, port=port, spins=spins, grpc=grpc)
         try:
             try:
                 _until_ready(server, ready)
@@ -124,9 +113,8 @@ def started(
 
 def _until_ready(server: Server, path: str | None) -> None:
     if path is None:
-        assert server.process.stdout is not None
-        if server.process.stdout.readline().strip() != "ready":
-            raise SystemExit(f"{server.process.args} ended with {server.process.wait()}.")
+        while server.line().strip() != "ready":
+            pass
         return
     until = time.monotonic() + READY_SECONDS
     while True:

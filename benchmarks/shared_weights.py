@@ -3,7 +3,8 @@
     python benchmarks/shared_weights.py [--model FILE] [--processes 1 2 4 8] [--sequences 1 8 32 128]
     [--rounds 7] [--quick] [--json FILE]
 
-Without ``--model`` it is BERT-base of the tests' models. Each process has one thread.
+Without ``--model`` it is BERT-base of the tests' models. Each process has one thread. `--memory` measures
+memory alone; `--quick` a little of everything, to see that it works.
 
 - Memory: that many processes at once, each with the model loaded and run at the shortest sequence, and after
   that at the longest; the sum of their PSS (/proc/PID/smaps_rollup), in which a page that several processes
@@ -23,7 +24,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,10 +31,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from common import MB, ROOT, Asked, parser_of, started, write_json
 
-MB = 1 << 20
 EMPTY = bytes.fromhex(
     "08083a320a0b0a017812017922034e65671201675a0f0a0178120a0a0808"
     "0112040a020801620f0a0179120a0a08080112040a02080142040a001011"
@@ -44,58 +42,32 @@ EMPTY = bytes.fromhex(
 KINDS_OF_PAGES = ("memory", "weights", "other files")
 
 
-class Process:
-    """One process of this file's worker: it answers each line with a line of JSON."""
+def begun(kind: str, model: Path, cache: Path) -> Asked:
+    """One process of this file, which answers a length and a number of runs with their times."""
+    environment = {**os.environ, "SHARDRUN_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
+    environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--worker", kind, "--model", str(model)]
+    return started(f"a process of the benchmark ({kind})", command, env=environment)
 
-    def __init__(self, kind: str, model: Path, cache: Path) -> None:
-        environment = {**os.environ, "SHARDRUN_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
-        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--worker", kind, "--model", str(model)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
-        self.loaded = self._answer()
 
-    def ask(self, *request: Any) -> Any:
-        """Sends a request and waits for its answer."""
-        self.send(*request)
-        return self._answer()
+def memory_of(process: Asked) -> tuple[int, int]:
+    """Bytes of PSS: private, and of files."""
+    found = process.memory()
+    return found["Pss_Anon"], found["Pss"] - found["Pss_Anon"]
 
-    def send(self, *request: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
 
-    def memory(self) -> tuple[int, int]:
-        """Bytes of PSS: private, and of files."""
-        found = {}
-        for line in Path(f"/proc/{self._process.pid}/smaps_rollup").read_text().splitlines()[1:]:
-            name, _, value = line.partition(":")
-            found[name] = int(value.split()[0]) << 10
-        return found["Pss_Anon"], found["Pss"] - found["Pss_Anon"]
-
-    def own_pages(self) -> dict[str, int]:
-        """Pages of 4 KiB that no other process has (``Private_Dirty`` and ``Private_Clean`` of smaps)."""
-        found = dict.fromkeys(KINDS_OF_PAGES, 0)
-        kind = ""
-        for line in Path(f"/proc/{self._process.pid}/smaps").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if "-" in name.split(" ")[0]:
-                path = line.split(None, 5)[5] if len(line.split(None, 5)) == 6 else ""
-                kind = "weights" if "/blobs/" in path else "other files" if path.startswith("/") else "memory"
-            elif name in {"Private_Dirty", "Private_Clean"}:
-                found[kind] += int(value.split()[0]) // 4
-        return found
-
-    def close(self) -> None:
-        self._process.communicate("", timeout=60)
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"a process ended with status {self._process.wait()}")
-        return json.loads(line)
+def own_pages(process: Asked) -> dict[str, int]:
+    """Pages of 4 KiB that no other process has (``Private_Dirty`` and ``Private_Clean`` of smaps)."""
+    found = dict.fromkeys(KINDS_OF_PAGES, 0)
+    kind = ""
+    for line in Path(f"/proc/{process.process.pid}/smaps").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if "-" in name.split(" ")[0]:
+            path = line.split(None, 5)[5] if len(line.split(None, 5)) == 6 else ""
+            kind = "weights" if "/blobs/" in path else "other files" if path.startswith("/") else "memory"
+        elif name in {"Private_Dirty", "Private_Clean"}:
+            found[kind] += int(value.split()[0]) // 4
+    return found
 
 
 def work(kind: str, model: Path) -> None:
@@ -156,8 +128,8 @@ def measure_loading(model: Path, cache: Path, rounds: int) -> dict[str, float]:
         for kind in kinds:
             if kind == "cold":
                 shutil.rmtree(cache / "weights", ignore_errors=True)
-            process = Process("plain" if kind == "plain" else "shared", model, cache)
-            times[kind].append(process.loaded["seconds"])
+            process = begun("plain" if kind == "plain" else "shared", model, cache)
+            times[kind].append(process.said["seconds"])
             process.close()
     return {kind: statistics.median(found) for kind, found in times.items()}
 
@@ -174,14 +146,14 @@ def measure_memory(
     pages = {}
     for kind in ("bare", "plain", "shared"):
         for count in counts:
-            processes = [Process(kind, model, cache) for _ in range(count)]
+            processes = [begun(kind, model, cache) for _ in range(count)]
             for length in lengths:
                 for process in processes:
-                    process.ask(length, 1)
-                parts = [process.memory() for process in processes]
+                    process.ask((length, 1))
+                parts = [memory_of(process) for process in processes]
                 sums = (sum(part[0] for part in parts), sum(part[1] for part in parts))
                 found[length].setdefault(kind, []).append(sums)
-            pages[kind] = processes[-1].own_pages()
+            pages[kind] = own_pages(processes[-1])
             for process in processes:
                 process.close()
     return found, pages
@@ -195,15 +167,15 @@ def measure_latency(
     ratios: dict[int, list[float]] = {n: [] for n in lengths}
     for number in range(rounds):
         kinds = ("plain", "shared") if number % 2 == 0 else ("shared", "plain")
-        processes = {kind: Process(kind, model, cache) for kind in kinds}
+        processes = {kind: begun(kind, model, cache) for kind in kinds}
         for length in lengths:
-            firsts = {kind: process.ask(length, 3) for kind, process in processes.items()}
+            firsts = {kind: process.ask((length, 3)) for kind, process in processes.items()}
             found[length]["first"].append(firsts["shared"][0] / firsts["plain"][0])
             runs = max(2, int(seconds / 6 / min(firsts["plain"])))
             turns: dict[str, list[float]] = {kind: [] for kind in kinds}
             for _ in range(3):
                 for kind, process in processes.items():
-                    turns[kind] += process.ask(length, runs)[1:]
+                    turns[kind] += process.ask((length, runs))[1:]
             for kind in kinds:
                 found[length][kind].append(statistics.median(turns[kind]))
             ratios[length].append(statistics.median(turns["shared"]) / statistics.median(turns["plain"]))
@@ -216,18 +188,8 @@ def measure_latency(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32, 128])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--quick", action="store_true", help="few and short measurements, to see that it works"
-    )
-    parser.add_argument("--memory", action="store_true", help="memory alone")
-    parser.add_argument("--json", type=Path)
+    named = {"processes": [1, 2, 4, 8], "sequences": [1, 8, 32, 128], "rounds": 7}
+    parser = parser_of(__doc__, model=Path, **named, quick=False, memory=False, json=Path)
     parser.add_argument("--worker", choices=("bare", "plain", "shared"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -254,9 +216,8 @@ def main() -> None:
     report(options, loading, latency, kept)
     worst = report_memory(options.processes, memory, pages)
     report_goals(worst, latency, loading)
-    if options.json:
-        data = {"loading": loading, "memory": memory, "latency": latency, "processes": options.processes}
-        options.json.write_text(json.dumps(data, indent=1) + "\n")
+    data = {"loading": loading, "memory": memory, "latency": latency, "processes": options.processes}
+    write_json(options.json, data)
 
 
 def report_memory(counts: Sequence[int], memory: Memory, pages: dict[str, dict[str, int]]) -> float:

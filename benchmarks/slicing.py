@@ -9,7 +9,6 @@ size), then in turn copies its files with ``cp`` and slices it, each into a new 
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import statistics
 import subprocess
@@ -20,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from common import model_of, parser_of
+from onnx import TensorProto
 
 WIDTH, INNER = 4096, 8192
 LAYER_BYTES = 2 * WIDTH * INNER * 4
@@ -56,21 +56,15 @@ def make_model(folder: Path, size: int) -> Path:
                 end += length
             names = [f"{kind}{layer}" for kind in ("a", "b", "c", "y")]
             nodes += [
-                helper.make_node("MatMul", [value, f"up{layer}"], names[:1]),
-                helper.make_node("Relu", names[:1], names[1:2]),
-                helper.make_node("MatMul", [names[1], f"down{layer}"], names[2:3]),
-                helper.make_node("Add", [names[2], value], names[3:]),
+                ("MatMul", [value, f"up{layer}"], names[:1]),
+                ("Relu", names[:1], names[1:2]),
+                ("MatMul", [names[1], f"down{layer}"], names[2:3]),
+                ("Add", [names[2], value], names[3:]),
             ]
             value = names[3]
-    rows: list[str | int | None] = ["batch", WIDTH]
-    graph = helper.make_graph(
-        nodes,
-        "layers",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, rows)],
-        [helper.make_tensor_value_info(value, TensorProto.FLOAT, rows)],
-        weights,
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    rows = ["batch", WIDTH]
+    model = model_of(nodes, {"x": rows}, {value: rows}, {})
+    model.graph.initializer.extend(weights)
     onnx.save(model, folder / "model.onnx")
     return folder / "model.onnx"
 
@@ -115,14 +109,8 @@ def measure(folder: Path, size: int, ranks: int, strategy: str, rounds: int) -> 
 
 def main() -> None:
     """Parses the arguments and measures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--gigabytes", type=float, default=6.0)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser = parser_of(__doc__, gigabytes=6.0, ranks=2, rounds=3, folder=Path)
     parser.add_argument("--strategy", default="tensor", choices=["tensor", "pipeline", "data"])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="an empty folder on the disk to measure")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         measure(Path(folder), int(args.gigabytes * 1e9), args.ranks, args.strategy, args.rounds)

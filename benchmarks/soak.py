@@ -33,9 +33,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
+from common import MB, bytes_of, parser_of, session_of, write_json
+from serving_bodies import HEADER, as_bytes, as_json, first_output
+from serving_peer_models import tiny
+from serving_servers import started
 
 VARIANTS = 128
 TOLERANCE = 1e-5
@@ -43,7 +44,6 @@ PAUSE = 0.1
 """Seconds until a refused request is asked again."""
 PATIENCE = 600.0
 """Seconds in which a request must have its answer, however often it is refused."""
-MB = 1 << 20
 
 
 @dataclass
@@ -80,9 +80,7 @@ class Unexplained(Exception):  # noqa: N818 - it counts as a lost answer
 def resident(pid: int) -> float:
     """MB of a process; 0 where it has ended."""
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
+        return bytes_of(pid)["Rss"] / MB
     return 0.0
 
 
@@ -163,8 +161,6 @@ class Soak:
             time.sleep(PAUSE)
 
     def _once(self, connection: http.client.HTTPConnection, load: Any) -> np.ndarray:
-        from serving_bodies import HEADER, first_output
-
         connection.request("POST", load.path, load.body, dict(load.headers))
         answer = connection.getresponse()
         data = answer.read()
@@ -221,15 +217,10 @@ def grown(memory: Sequence[dict[str, float]]) -> bool:
 
 def soaked(arguments: argparse.Namespace) -> Tally:
     """Starts the server and asks it."""
-    import onnxruntime
-    from serving_bodies import as_bytes, as_json
-    from serving_peer_models import tiny
-    from serving_servers import started
-
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "tiny.onnx"
         tiny(model)
-        session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+        session = session_of(model)
         loads = []
         for variant in range(VARIANTS):
             rows = 1 + variant % 3
@@ -250,16 +241,8 @@ def soaked(arguments: argparse.Namespace) -> Tally:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Soaks and reports."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--requests", type=int, default=50_000)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args(argv)
+    numbers = {"requests": 50_000, "kills": 20, "clients": 16, "ranks": 2, "seed": 0}
+    arguments = parser_of(__doc__, **numbers, json=Path).parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
     began = time.perf_counter()
     tally = soaked(arguments)
@@ -274,8 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{tally.right} right, {len(tally.wrong)} wrong, {len(tally.lost)} lost, {tally.kills} kills, "
         f"{report['seconds']:.0f} s"
     )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_json(arguments.json, report)
     bad = tally.wrong or tally.lost or tally.kills < arguments.kills or grown(tally.memory)
     return 1 if bad else 0
 

@@ -12,8 +12,6 @@ before the clock starts.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -23,8 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from common import AS_ROOT, ROOT, parser_of, write_json
 
 BARE = "import onnxruntime, numpy"
 
@@ -47,15 +44,8 @@ def first_output(command: Sequence[str], environment: dict[str, str]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--launchers", nargs="+", default=["local", "mpirun"])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    launchers = ["local", "mpirun"]
+    options = parser_of(__doc__, model=Path, ranks=2, rounds=5, launchers=launchers, json=Path).parse_args()
 
     from launcher.job import cache
     from launcher.starters import mpirun
@@ -67,12 +57,7 @@ def main() -> None:
         model = weights.exported_model()
     slices = model if model.is_dir() else cache.sliced(model, options.ranks)
     found = mpirun.find()
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
+    environment = {**os.environ, **AS_ROOT, "PYTHONPATH": str(ROOT)}
     arguments = ["-n", str(options.ranks)]
     if found.flavour.startswith("openmpi"):
         arguments += ["--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]
@@ -91,8 +76,7 @@ def main() -> None:
         more = median - results["mpirun alone"]["median"] if results else 0.0
         results[name] = {"median": median, "best": min(warm), "more": more}
         print(f"{name:14} median {median:.2f} s  best {min(warm):.2f} s  {more:+.2f} s", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
+    write_json(options.json, results)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,15 @@ vary (those of products and embeddings), all of them marked as variable; then th
 with other processes. Predicting: models with none, 10 % and all of the weights of products variable take
 turns, call by call, at sequence lengths 1, 8, 32 and 128; printed are medians in milliseconds, and beside
 them plain ONNX Runtime with the same weights as inputs, as anybody would do it. With one thread predictions
-are measured in CPU time, which other work on the machine changes less.
+are measured in CPU time, which other work on the machine changes less. `--runs` are predictions of each (40,
+with `--quick` 5).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,9 +24,8 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from common import parser_of, write_json
 from onnx import numpy_helper
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LENGTHS = (1, 8, 32, 128)
@@ -147,14 +144,7 @@ def predictions(path: Path, threads: int, runs: int) -> dict[str, dict[int, floa
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="fewer runs, to see that it works")
-    parser.add_argument("--runs", type=int, help="predictions of each (default 40, with --quick 5)")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser_of(__doc__, quick=False, runs=int, threads=1, json=Path).parse_args()
     from tests import models
 
     path = models.get("bert_base").path
@@ -170,8 +160,7 @@ def main() -> None:
     for name, medians in predicted.items():
         cells = (f"{medians[n]:9.2f} ({medians[n] / base[n]:.2f})" for n in LENGTHS)
         print(f"  {name:26}" + "".join(f"{cell:>16}" for cell in cells))
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"updates": updated, "predictions": predicted}, indent=1) + "\n")
+    write_json(arguments.json, {"updates": updated, "predictions": predicted})
 
 
 if __name__ == "__main__":
