@@ -2,21 +2,24 @@
 
     python benchmarks/generation.py FOLDER [--prompt 128] [--new 128] [--rounds 5] [--ranks 2]
         [--genai PYTHON] [--transformers PYTHON --weights FOLDER] [--vllm PYTHON --weights FOLDER]
-        [--texts 8] [--chunk N] [--whole-sums] [--before FOLDER] [--realtime] [--json FILE]
+        [--texts 8] [--chunk N] [--starts 3] [--whole-sums] [--before FOLDER] [--realtime] [--json FILE]
 
 FOLDER is one of ONNX Runtime GenAI's model builder, WEIGHTS the transformers folder it was built from; both
 are made by `scripts/generation_peers.sh`, which also makes an environment for each peer: the PYTHONs here. A
 peer without its PYTHON is left out.
 
-Every contestant is a process of its own, started once and asked in turn, so that what else the machine does
-hits all alike; those not asked wait for a line and burn nothing. Printed are medians over all rounds: the
-prompt up to its first token, and each further token (with its 90th percentile); of the ranks, tokens in
-groups of four. A long context is `--prompt 2000 --new 64`, and `--chunk N` has the ranks read the prompt N
-tokens at a time. The ranks have one thread and one core each. `--texts N` also generates N texts at once,
-through the engine, and compares their tokens a second with those of one.
+Every contestant is a process of its own, asked in turn, so that what else the machine does hits all alike.
+Peers that are not asked are stopped, for some of them burn a core for a second after they have answered; the
+ranks wait for a line. `--starts N` starts all of them N times, for as many rounds each: how memory and cores
+fall to a process differs more from start to start than from round to round. Printed are medians over all
+rounds: the prompt up to its first token, and the mean of the further tokens; and the 90th percentile of these
+(of the ranks, in groups of four). A long context is `--prompt 2000 --new 64`, and `--chunk N` has the ranks
+read the prompt N tokens at a time. The ranks have one thread and one core each. `--texts N` also generates N
+texts at once, through the engine, and compares their tokens a second with those of one.
 
 `--whole-sums` has ranks contend that add up no parts of sums, and `--before FOLDER` another version of this
-project, as its files lie in FOLDER. Ratios are medians of pairs of the same round. On a machine that others
+project, as its files lie in FOLDER. Ratios are medians of pairs of the same round, and the least and most of
+these. On a machine that others
 use, `--realtime` (for root) gives all contestants their cores while they work, and rests between two of them.
 
 Of a token on ranks it is said where its time goes, in milliseconds and as a share of the whole, which its
@@ -32,6 +35,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
 
 Answer = dict[str, Any]
 GO = "go"
+OWN = "shardrun"
 FEW = 4
 """Tokens over which the time of one is averaged."""
 SEGMENTS, WAITING, COLLECTIVES = "segments in ONNX Runtime", "waiting for other ranks", "collectives"
@@ -67,16 +72,25 @@ class Contestant(Asked):
     ids: list[int] = field(default_factory=list)
     means: list[float] = field(default_factory=list)
     """Seconds of a token, of each round."""
+    stops: bool = False
+    """Whether its processes are stopped while others are asked."""
 
     def generate(self) -> None:
         """One generation."""
+        self.signal(signal.SIGCONT)
         answer = self.ask(GO)
+        self.signal(signal.SIGSTOP)
         self.prompts.append(answer["prompt"])
         self.steps += answer["steps"]
         self.means.append(answer.get("mean") or statistics.mean(answer["steps"]))
         self.ids = answer["ids"]
         for name, value in answer.get("more", {}).items():
             self.more.setdefault(name, []).append(value)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to all its processes, where it may be stopped."""
+        if self.stops:
+            os.killpg(self.process.pid, number)
 
 
 def own(args: argparse.Namespace) -> Callable[[], Answer]:
@@ -183,9 +197,9 @@ def _serve(run: Callable[[], Answer]) -> None:
 
 @contextlib.contextmanager
 def started(
-    name: str, command: list[str], cores: set[int] | None = None, *, realtime: bool = False
+    found: Contestant | None, name: str, command: list[str], cores: set[int] | None = None, *, realtime: bool
 ) -> Iterator[Contestant]:
-    """A contestant, ready; ended at the end."""
+    """A contestant, ready, with what was ``found`` of it in earlier starts; ended at the end."""
 
     def bind() -> None:
         if cores:
@@ -198,14 +212,19 @@ def started(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,
         preexec_fn=bind,  # noqa: PLW1509
     )
-    found = Contestant(name, process)
+    found = found or Contestant(name, process, stops=not name.startswith(OWN))
+    found.process = process
     try:
         while found.line().strip() != "ready":
             pass
+        found.signal(signal.SIGSTOP)
         yield found
     finally:
+        with contextlib.suppress(ProcessLookupError):
+            found.signal(signal.SIGCONT)
         found.close()
 
 
@@ -217,11 +236,11 @@ def commands(args: argparse.Namespace) -> dict[str, tuple[list[str], set[int] | 
     mine += ["--chunk", str(args.chunk)] if args.chunk else []
     mine += ["--realtime"] if args.realtime else []
     cores = sorted(os.sched_getaffinity(0))
-    found: dict[str, tuple[list[str], set[int] | None]] = {f"shardrun, {args.ranks} ranks": (mine, None)}
+    found: dict[str, tuple[list[str], set[int] | None]] = {f"{OWN}, {args.ranks} ranks": (mine, None)}
     if args.before:
-        found["shardrun, before"] = [*mine, "--before", str(args.before.resolve())], None
+        found[f"{OWN}, before"] = [*mine, "--before", str(args.before.resolve())], None
     if args.whole_sums:
-        found["shardrun, whole sums"] = [*mine, "--whole-sums"], None
+        found[f"{OWN}, whole sums"] = [*mine, "--whole-sums"], None
     for threads in (1, 2) if args.genai else ():
         command = [args.genai, "-c", GENAI_MODEL + GENAI + LOOP, str(args.folder), str(threads), *lengths]
         found[f"GenAI, {threads} thread{'s' * (threads > 1)}"] = command, set(cores[:threads])
@@ -235,7 +254,7 @@ def commands(args: argparse.Namespace) -> dict[str, tuple[list[str], set[int] | 
 
 
 def _row(one: Contestant) -> list[str]:
-    median = statistics.median(one.steps)
+    median = statistics.median(one.means)
     late = sorted(one.steps)[int(0.9 * (len(one.steps) - 1))]
     return [
         one.name, f"{1e3 * statistics.median(one.prompts):.1f}", f"{1e3 * median:.2f}", f"{1e3 * late:.2f}",
@@ -255,12 +274,13 @@ def shares(one: Contestant) -> list[str]:
     return lines
 
 
-def _ratio(theirs: list[float], mine: list[float]) -> float:
-    return statistics.median(other / own for other, own in zip(theirs, mine, strict=True))
+def _ratios(theirs: list[float], mine: list[float]) -> str:
+    found = [other / own for other, own in zip(theirs, mine, strict=True)]
+    return f"{statistics.median(found):.3f} ({min(found):.2f} to {max(found):.2f})"
 
 
 def main() -> None:
-    numbers = {"prompt": 128, "new": 128, "rounds": 5, "ranks": 2, "texts": 0, "chunk": int}
+    numbers = {"prompt": 128, "new": 128, "rounds": 5, "starts": 1, "ranks": 2, "texts": 0, "chunk": int}
     peers = dict.fromkeys(("genai", "transformers", "vllm"), str)
     switches = {"whole_sums": False, "realtime": False}
     parser = parser_of(__doc__, **numbers, **peers, **switches, weights=Path, before=Path, json=Path)
@@ -272,16 +292,19 @@ def main() -> None:
         return
     if (args.transformers or args.vllm) and args.weights is None:
         parser.error("transformers and vLLM need --weights: the folder that FOLDER was built from")
-    with contextlib.ExitStack() as stack:
-        all_ = [
-            stack.enter_context(started(name, *how, realtime=args.realtime))
-            for name, how in commands(args).items()
-        ]
-        for _ in range(args.rounds):
-            for one in random.sample(all_, len(all_)):
-                time.sleep(0.5 if args.realtime else 0)
-                one.generate()
-    print(f"{args.folder.name}: prompt {args.prompt}, {args.new} new tokens, {args.rounds} rounds; medians")
+    found: dict[str, Contestant] = {}
+    for _ in range(args.starts):
+        with contextlib.ExitStack() as stack:
+            for name, how in commands(args).items():
+                process = started(found.get(name), name, *how, realtime=args.realtime)
+                found[name] = stack.enter_context(process)
+            for _ in range(args.rounds):
+                for one in random.sample(list(found.values()), len(found)):
+                    time.sleep(0.5 if args.realtime else 0)
+                    one.generate()
+    all_ = list(found.values())
+    rounds = f"{args.starts} x {args.rounds} rounds"
+    print(f"{args.folder.name}: prompt {args.prompt}, {args.new} new tokens, {rounds}; medians")
     heads = ["", "prompt, ms", "token, ms", "90 %, ms", "tokens/s"]
     rows = [heads, *map(_row, all_)]
     widths = [max(len(row[k]) for row in rows) for k in range(len(heads))]
@@ -298,10 +321,10 @@ def main() -> None:
         for name in ("together", "alone"):
             if name in one.more:
                 print(f"  {one.name}, {name}: {statistics.median(one.more[name]):.1f} tokens/s")
-    owns = [one for one in all_ if one.name.startswith(mine.name.split(",", maxsplit=1)[0])]
+    owns = [one for one in all_ if not one.stops]
     for other in all_[1:]:
-        token, prompt = _ratio(other.means, mine.means), _ratio(other.prompts, mine.prompts)
-        print(f"  {other.name} / {mine.name}: a token {token:.3f}, the prompt {prompt:.3f}")
+        token, prompt = _ratios(other.means, mine.means), _ratios(other.prompts, mine.prompts)
+        print(f"  {other.name} / {mine.name}: a token {token}, the prompt {prompt}")
         for one in owns if other not in owns else [mine]:
             same = sum(a == b for a, b in zip(one.ids, other.ids, strict=False))
             print(f"  tokens of {one.name} equal to those of {other.name}: {same} of {len(one.ids)}")

