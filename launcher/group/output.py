@@ -60,6 +60,11 @@ class Output:
         noise = self._noise.get(rank)
         return noise is not None and noise.lost
 
+    def aborted(self, rank: int) -> bool:
+        """Whether the MPI of a rank has said that the rank itself ended the job."""
+        noise = self._noise.get(rank)
+        return noise is not None and noise.called
+
     def join(self, timeout: float) -> None:
         """Waits until everything that the ended ranks wrote has been shown."""
         self._thread.join(timeout)

@@ -51,6 +51,9 @@ class Said(Protocol):
     def gave_up(self, rank: int) -> bool:
         """Whether a rank's MPI has said that it lost a connection, upon which it ends the rank."""
 
+    def aborted(self, rank: int) -> bool:
+        """Whether a rank's MPI has said that the rank itself ended the job (MPI_Abort)."""
+
 
 @dataclass
 class Trouble:

@@ -58,15 +58,18 @@ class Findings:
         # before that one's. Who was killed may itself be such a rank. Who ends by a code may do so since it
         # misses one that was killed; but a program that names no rank would tell of a kill before that.
         ended = self._how(named)
-        code = 0 if ended is None else ended.code or 0
+        code = 0 if ended is None or self._aborted(named) else ended.code or 0
         if code in _ENDED_BY_OTHERS:
             return found
-        return named if self._ended_by_others(found, crashed=code < 0) else found
+        crashed = code < 0 or self._aborted(named)
+        return named if self._ended_by_others(found, crashed=crashed) else found
 
     def _first_named(self) -> Trouble | None:
         """The rank of which the launching program says that it was the first to end."""
         if self._named is not None:
             return self.troubles.get(self._named)
+        if aborted := [trouble for trouble in self.troubles.values() if self._aborted(trouble)]:
+            return aborted[0]
         if self.some is None:
             return None
         known = ((trouble, self._how(trouble)) for trouble in self.troubles.values())
@@ -125,7 +128,7 @@ class Findings:
             by_others = kernel is not None and kernel.code in _ENDED_BY_OTHERS
             if by_others and aborter is not None and aborter[0] != trouble.rank:
                 kernel = None
-            trouble.ended = kernel or self.some
+            trouble.ended = (self.some if self._aborted(trouble) else None) or kernel or self.some
         # An mpirun that was told to end, or was killed, does not say how any rank ended; none is the cause.
         over = launched is not None or aborter is not None
         gone = over and (trouble is None or not trouble.told)
@@ -139,6 +142,9 @@ class Findings:
 
     def _gave_up(self, rank: int) -> bool:
         return self.said is not None and self.said.gave_up(rank)
+
+    def _aborted(self, trouble: Trouble) -> bool:
+        return self.said is not None and self.said.aborted(trouble.rank)
 
     def _tail(self, rank: int | None) -> list[str]:
         return [] if self.said is None else self.said.tail(rank)

@@ -24,20 +24,23 @@ _ALONE = re.compile(
 
 
 _LOST = re.compile(r"\s*\[[^\s\[\]:]+:\d+\]\s+\*\*\* An error occurred in Socket closed")
+_CALLED = re.compile(r"Abort\(\d+\)( on node \d+)? \(rank \d+ in comm \d+\): application called MPI_Abort")
 
 
 class Noise:
-    """One stream of one rank. ``lost``: the library has said that it lost a connection, and ends the rank."""
+    """One stream of one rank. ``lost``: the library has said that it lost a connection, and ends the rank;
+    ``called``: that the rank itself ended the job."""
 
     def __init__(self) -> None:
         self._held: list[str] = []
-        self.lost = False
+        self.lost = self.called = False
 
     def sift(self, line: str) -> list[tuple[str, bool]]:
         """Lines that are now known to be the rank's own, or the library's (True): those given so far and
         not given back yet, in order."""
         text = line.rstrip("\r\n").strip("\0")
         self.lost = self.lost or _LOST.match(text) is not None
+        self.called = self.called or _CALLED.match(text) is not None
         if self._held:
             self._held.append(line)
             if text == _RULE:

@@ -21,7 +21,7 @@ from pathlib import Path
 from ranks.common import settings, sources
 from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveTimeoutError, PeerLostError
-from ranks.identity.identity import of_launcher, of_srun
+from ranks.identity.identity import of_launcher
 from ranks.identity.place import Identity
 from ranks.talk.orphan import end_with_launcher
 from ranks.talk.witness import END
@@ -139,8 +139,11 @@ def rank_of(gone: str) -> int | None:
 def _is_needed(identity: Identity, collectives: str) -> bool:
     if settings.CONTROL.text() or identity.world_size == 1:
         return False
-    # An mpirun ends them all; an srun need not, but in MPI_Init nobody hears of anything.
-    if sources.by_mpi(identity.source) and (not of_srun(identity) or _by_mpi(identity, collectives)):
+    # Open MPI's mpirun ends them all. MPICH's does not where one ends by a code before it has begun MPI, nor
+    # does srun; but in MPI_Init nobody hears of anything.
+    if os.environ.get(sources.OMPI_RANK):
+        return False
+    if sources.by_mpi(identity.source) and _by_mpi(identity, collectives):
         return False
     ends_all = settings.RUN_ALL.text() or os.environ.get(sources.TORCHELASTIC_RUN_ID)
     return not (ends_all and identity.shares_host)

@@ -63,16 +63,6 @@ def of_launcher(identity: Identity, environ: Environ = os.environ) -> bool:
     inside what srun has started, such as the commands of a job's script or of an interactive shell."""
     if RUN_ALL.text(environ) or _text(environ, sources.TORCHELASTIC_RUN_ID):
         return True
-    return _is_task(identity, environ)
-
-
-def of_srun(identity: Identity, environ: Environ = os.environ) -> bool:
-    """Whether srun has, and not an mpirun that it has started, which leaves Slurm's variables as they are."""
-    by_mpirun = (sources.OMPI_RANK, sources.MPI_LOCALRANKID)
-    return _is_task(identity, environ) and not any(_text(environ, name) for name in by_mpirun)
-
-
-def _is_task(identity: Identity, environ: Environ) -> bool:
     try:
         task = _from_slurm(environ)
     except IdentityError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 
 _LOST = (
@@ -15,6 +17,9 @@ _LOST = (
     "ncclRemoteError",
 )
 
+_PLACE = re.compile(r"^\[[^\[\]\s]+:\d+\] ")
+"""Where in its source Gloo found an error."""
+
 
 def translate(error: Exception, what: str, rank: int, timeout: float, peer: int | None) -> CollectiveError:
     """torch's error as one of ours; torch has one class for all, so its text decides."""
@@ -22,7 +27,7 @@ def translate(error: Exception, what: str, rank: int, timeout: float, peer: int 
     who = f"Rank {peer}" if peer is not None else "Another rank"
     # NCCL's own reason comes last, behind a place in torch's source.
     told = text.partition("Last error:\n")[2].strip() or text.strip()
-    reason = told.splitlines()[0][:200] if told else type(error).__name__
+    reason = _PLACE.sub("", told.splitlines()[0])[:200] if told else type(error).__name__
     if is_loss(error):
         return PeerLostError(f"{who} ended while rank {rank} waited in {what} ({reason}).", peer)
     if "imed out" in text or "timeout" in text.lower():

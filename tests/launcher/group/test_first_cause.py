@@ -16,7 +16,7 @@ from launcher.errors import LaunchError, RankFailedError
 from launcher.group import control
 from launcher.group.watch import Job
 from launcher.job.rank_table import RankTable
-from launcher.starters.base import Ended, Handle, Launcher, Pipe
+from launcher.starters.base import SOME_RANK, Ended, Handle, Launcher, Pipe
 from launcher.starters.mpirun import MpirunHandle
 from launcher.starters.slurm import SlurmHandle
 from ranks.common.settings import CONTROL, JOB
@@ -232,3 +232,16 @@ def test_the_mpi_of_a_rank_ended_the_job_and_another_rank_is_missed_first(
     play.handle.shut()
     play.gone(1)
     assert play.failure().startswith(expected)
+
+
+@pytest.mark.parametrize("play", [MPIRUN], indirect=True)
+def test_a_rank_says_that_it_ended_the_job_and_another_one_is_missed_first(play: Play) -> None:
+    """MPICH's mpirun names neither."""
+    play.handle._flavour = "mpich"
+    play.gone(0)
+    play.handle.say("[1] Abort(3) on node 1 (rank 1 in comm 0): application called MPI_Abort(comm=0x84, 3)\n")
+    play.handle.end(Ended(SOME_RANK, 3))
+    play.handle.end(Ended(None, 3))
+    play.handle.shut()
+    play.gone(1)
+    assert play.failure().startswith("rank 1 on host h ended with exit code 3.")

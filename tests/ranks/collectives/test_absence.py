@@ -239,14 +239,16 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM
         ({**FAR, **PMIX}, "mpi", False),
         ({**NEAR, **PMIX}, "mpi", False),
         ({**FAR, **PMIX, **OPEN_MPI}, "gloo", False),
-        ({**FAR, **PMI, "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, "gloo", False),
+        ({**PMI, "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, "gloo", True),
+        ({**PMI, "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, "", True),
+        ({**PMI, "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, "", False),
         (OPEN_MPI, "gloo", False),
     ],
 )
-def test_where_a_task_of_srun_needs_it(
+def test_where_ranks_of_mpi_need_it(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], collectives: str, needed: bool
 ) -> None:
-    """An mpirun ends all ranks where one ends; srun need not, whichever plugin of MPI it has."""
+    """Open MPI's mpirun ends all where one ends by an error; others need not. In MPI_Init it is of no use."""
     for name in list(os.environ):
         if name.startswith(("SLURM_", "PMI", "OMPI_", "SHARDRUN_", "MPI_")):
             monkeypatch.delenv(name)

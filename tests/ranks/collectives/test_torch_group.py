@@ -470,3 +470,13 @@ def test_the_only_visible_gpu_is_taken_whatever_the_local_rank(
     assert torch_device.connect_device(Identity(1, 2, 1, 2), 1.0, "nccl", "cuda") == torch.device(
         "cuda", index
     )
+
+
+def test_no_place_in_the_source_of_gloo_is_told() -> None:
+    text = (
+        "[/src/third_party/gloo/transport/tcp/pair.cc:537] Read error [10.0.0.2]:2693: Connection timed out."
+    )
+    error = translate(RuntimeError(text), "all_reduce", 0, 3.0, 1)
+    assert "(Read error [10.0.0.2]:2693: Connection timed out.)" in str(error) and "pair.cc" not in str(error)
+    other = translate(RuntimeError("[10.0.0.2]:7 broke: Connection reset"), "all_reduce", 0, 3.0, 1)
+    assert "([10.0.0.2]:7 broke: Connection reset)" in str(other)
