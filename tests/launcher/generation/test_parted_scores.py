@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from onnx import TensorProto, helper, numpy_helper
 import sharding
 from launcher.generation.decoder import Ids, Logits, step_each
 from launcher.generation.model import of_ranks
+from launcher.generation.scoring import alike, probing
 from launcher.generation.stateful import StatefulDecoder
 from launcher.group.led import LedModel, lead_models
 from ranks.run import executor
 from ranks.tokens.draws import Draw
 from ranks.tokens.sampling import uniform
+from ranks.tokens.scores import Scores
 from ranks.tokens.wanted import Ask, Want
 from tests.launcher.generation import tiny
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
@@ -293,3 +296,24 @@ def test_no_logits_travel_where_something_follows_the_head(tmp_path: Path, path:
 
         found, calls = led(tmp_path / "slices", work)
         assert finished(found) == finished(want) and not wholes(calls)
+
+
+def test_rows_of_a_batch_are_compared_by_the_logits_that_both_tell() -> None:
+    size = 400
+    row = np.random.default_rng(5).standard_normal(size).astype(np.float32)
+    row[:7] = -np.inf  # words that are none
+    wants = probing([Want(2), Want(0, draw=Draw(1.0, (0.3,))), None], size)
+    assert wants[2] is None
+
+    def told(want: Want | None, change: float = 0.0) -> Scores:
+        """What ranks tell of a row, other than by so much everywhere."""
+        values = row + np.float32(change)
+        if want is None:
+            return Scores(values)
+        ids = np.union1d(want.also, np.argsort(values)[-want.room :])
+        return Scores(values[ids], ids)
+
+    for want, other in itertools.product(wants, wants):
+        assert alike([told(want)], [told(other)])
+        assert not alike([told(want), told(want, 0.2)], [told(want), told(other)])
+        assert not alike([told(want, np.nan)], [told(other)])
