@@ -202,9 +202,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """All tests stay to the end: the collector of cycles need not go through them again and again."""
+    """All tests stay to the end: the collector of cycles need not go through them again and again. Graphs are
+    made by the thousand: it need not come for each 700 objects either."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -155,6 +155,28 @@ class _Outcome:
     """What the changes do to a state's key."""
 
 
+@dataclass(slots=True)
+class _Reached:
+    """What becomes of a state by one outcome."""
+
+    cost: int
+    total: int
+    """The cost so far and the regret."""
+    parent: _State
+    outcome: _Outcome
+
+    def state(self, step: int) -> _State:
+        parent, outcome = self.parent, self.outcome
+        held = parent.held.copy()
+        for number, where in outcome.changes:
+            if where is None:
+                held.pop(number, None)
+            else:
+                held[number] = where
+        regret = parent.regret + outcome.regret
+        return _State(self.cost, regret, held, parent.key ^ outcome.key, parent, step, outcome.choice)
+
+
 class _Search:
     def __init__(self, problem: Problem) -> None:
         self.problem, self.lookahead = problem, Lookahead(problem)
@@ -190,29 +212,20 @@ class _Search:
                 state.cost += choices[0].work
             return states
         known: dict[tuple[Held | None, ...], list[_Outcome]] = {}
-        reached: dict[int, _State] = {}
+        reached: dict[int, _Reached] = {}
         for state in states:
-            places = tuple(state.held.get(number) for number in touched)
+            places = tuple([state.held.get(number) for number in touched])
             outcomes = known.get(places)
             if outcomes is None:
                 outcomes = known[places] = self._outcomes(index, touched, places)
             for outcome in outcomes:
                 cost, key = state.cost + outcome.cost, state.key ^ outcome.key
                 before = reached.get(key)
-                if before is not None and before.cost <= cost:
-                    continue
-                held = state.held.copy()
-                for number, where in outcome.changes:
-                    if where is None:
-                        held.pop(number, None)
-                    else:
-                        held[number] = where
-                reached[key] = _State(
-                    cost, state.regret + outcome.regret, held, key, state, index, outcome.choice
-                )
+                if before is None or before.cost > cost:
+                    reached[key] = _Reached(cost, cost + state.regret + outcome.regret, state, outcome)
         if not reached:
             raise _NoWayError(index)
-        return self._settle(self._prune(list(reached.values())))
+        return self._settle(self._prune(list(reached.values()), index))
 
     def _settle(self, states: list[_State]) -> list[_State]:
         """Leaves only states that agree with the best about the oldest values, where too many are held."""
@@ -287,16 +300,16 @@ class _Search:
                 total += min(known.get(placement, 0) for placement in where or WHOLE_ONLY)
         return total
 
-    def _prune(self, states: list[_State]) -> list[_State]:
-        if len(states) <= 1:
-            return states
-        states.sort(key=lambda state: state.cost + state.regret)
-        best = states[0]
+    def _prune(self, reached: list[_Reached], index: int) -> list[_State]:
+        """The states that are kept; the others are never made."""
+        reached.sort(key=lambda item: item.total)
+        best = reached[0].state(index)
         width = min(WIDTH, max(4, LIVE // (len(best.held) + 1)))
         kept = [best]
-        for state in states[1:]:
+        for item in reached[1:]:
             if len(kept) >= width:
                 break
+            state = item.state(index)
             if not self._reaches(best, state):
                 kept.append(state)
         return kept
@@ -306,13 +319,9 @@ class _Search:
         problem, cost = self.problem, best.cost
         if cost > other.cost:
             return False
-        if best.held.keys() != other.held.keys():
-            numbers = best.held.keys() | other.held.keys()
-        else:
-            numbers = {number for number, where in other.held.items() if best.held[number] != where}
-        for number in numbers:
+        for number in {number for number, _ in best.held.items() ^ other.held.items()}:
             here, there = best.held.get(number), other.held.get(number)
-            if here == there or (there is None and problem.values[number].weight):
+            if there is None and problem.values[number].weight:
                 continue
             for placement in there or WHOLE_ONLY:
                 more, here = problem.bring(number, here, placement)

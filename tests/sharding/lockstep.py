@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -355,17 +355,16 @@ class _Rank:
         self.outputs = [item.name for item in model.graph.output]
         self.initializers = {item.name: item for item in model.graph.initializer}
         self.declared = {item.name: item for item in model.graph.value_info}
-        self.readers = Counter(name for node in model.graph.node for name in _reads(node))
+        self.read = {name for node in model.graph.node for name in _reads(node)}.union(self.outputs)
 
     def segment(self, nodes: list[onnx.NodeProto], values: Arrays) -> tuple[bytes, list[str], list[str]]:
-        """A model of these nodes alone, the names that it is fed, and those that it gives: what is read
-        elsewhere or returned."""
+        """A model of these nodes alone, the names that it is fed, and those that it gives: all that anything
+        reads, so that nothing is fused away."""
         weights = {name: item for name, item in self.initializers.items() if name not in values}
         produced = [name for node in nodes for name in node.output if name]
-        read = Counter(name for node in nodes for name in _reads(node))
-        mentioned = read.keys() - set(produced)
-        fed = [name for name in sorted(mentioned) if name in values]
-        given = [name for name in produced if name in self.outputs or self.readers[name] > read[name]]
+        mentioned = sorted({name for node in nodes for name in _reads(node)} - set(produced))
+        fed = [name for name in mentioned if name in values]
+        given = [name for name in produced if name in self.read]
         given += [name for name in self.outputs if name in weights]
         segment = onnx.ModelProto(ir_version=self.model.ir_version)
         segment.opset_import.extend(self.model.opset_import)
@@ -373,14 +372,12 @@ class _Rank:
         graph = segment.graph
         graph.name = self.model.graph.name
         graph.node.extend(nodes)
-        held = dict.fromkeys([*(name for name in sorted(mentioned) if name in weights), *given])
+        held = dict.fromkeys([*mentioned, *given])
         graph.initializer.extend(weights[name] for name in held if name in weights)
         for name in fed:
             kind = onnx.helper.np_dtype_to_tensor_dtype(values[name].dtype)
             graph.input.append(onnx.helper.make_tensor_value_info(name, kind, values[name].shape))
-        known = [
-            name for name in (*sorted(mentioned), *produced) if name in self.declared and name not in fed
-        ]
+        known = [name for name in (*mentioned, *produced) if name in self.declared and name not in fed]
         graph.value_info.extend(self.declared[name] for name in known)
         graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in given)
         return segment.SerializeToString(), fed, given
