@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -136,6 +135,8 @@ def opened(
 
 def versions() -> dict[str, str]:
     """Those of this project and of what it computes and talks with, as far as they are installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
     found = {}
     for name in ("shardrun", "onnxruntime", "onnxruntime-gpu", "onnx", "numpy", "torch", "mpi4py"):
         with contextlib.suppress(PackageNotFoundError):

@@ -10,7 +10,6 @@ elements in C order, reshaped to the input). Nothing is ever unpickled.
 from __future__ import annotations
 
 import math
-import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, BinaryIO, Protocol, TypeVar
@@ -124,6 +123,7 @@ def save_outputs(path: str | Path, outputs: Mapping[str, Array], mark: bytes = b
     ``mark``: an extra field of a ZIP file, which the first array gets; who reads arrays passes it over.
     Types that ``.npy`` cannot name (bfloat16, 8-bit floats) are written as float32, which holds them exactly.
     """
+    import zipfile
 
     def write(file: BinaryIO) -> None:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -199,6 +199,8 @@ def _refuse_others(path: Path, what: str) -> None:
 
 
 def _members(path: Path) -> list[str]:
+    import zipfile
+
     _refuse_others(path, "--input")
     try:
         with zipfile.ZipFile(path) as archive:
@@ -216,6 +218,8 @@ def _read_numpy(
     read: Callable[[Spec, IO[bytes], int, str, Mapping[str, int]], Read],
 ) -> Read:
     """What `_read_array` or `_read_header` reads of an array."""
+    import zipfile
+
     from ranks.evaluation.compressed import check_member
     from ranks.evaluation.errors import EvaluationError
 

@@ -286,7 +286,7 @@ def _print_json(
 
 def summary(manifest: Manifest, result: Result) -> list[tuple[str, str]]:
     """What is worth knowing of a run, as (what, value)."""
-    import statistics
+    import numpy as np
 
     held = [rank.weight_bytes for rank in manifest.ranks]
     # Of many ranks, the least and the most.
@@ -294,7 +294,7 @@ def summary(manifest: Manifest, result: Result) -> list[tuple[str, str]]:
     whole = human_bytes(sum(weight.bytes for weight in manifest.weights.values()))
     talks = listed_collectives((item.op, item.within) for item in manifest.collectives)
     times = result.seconds
-    latency = seconds(statistics.median(times))
+    latency = seconds(float(np.median(times)))
     if len(times) > 1:
         latency += f" (median of {len(times)}; first {seconds(times[0])})"
     known = manifest.strategy != STRATEGY

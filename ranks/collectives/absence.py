@@ -16,25 +16,24 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection
-from pathlib import Path
 
 from ranks.common import settings, sources
 from ranks.common.descriptors import close_all
 from ranks.errors import CollectiveTimeoutError, PeerLostError
 from ranks.identity.identity import of_launcher
 from ranks.identity.place import Identity
+from ranks.talk import small
 from ranks.talk.orphan import end_with_launcher
 from ranks.talk.witness import END
 
 _CODE = (
-    "import sys; sys.path[0] = sys.argv.pop(1); from ranks.talk.witness import witness; said = witness(); "
+    "said = witness.witness(); import site; site.main(); "
     "from ranks.collectives.beside import tell; tell(said)"
 )
 LINGER_SECONDS, SHORTLY = 300.0, 3.0
 """For so long the end is told to ranks that come later than it, while what started this one is there; and
 without such: another start of the same job, by hand or by a script, may take the place of this one."""
 _STAY_SECONDS = 8.0
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 class Absence:
@@ -57,7 +56,7 @@ class Absence:
             if launcher := end_with_launcher():
                 watched.append(os.pidfd_open(launcher))
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _CODE, str(_ROOT), *map(str, watched)],
+                small.command("ranks.talk.witness", _CODE, *map(str, watched)),
                 pass_fds=watched,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,

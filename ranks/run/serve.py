@@ -14,8 +14,6 @@ from ranks.common import large_pages
 from ranks.common.pulse import work
 from ranks.errors import CollectiveError, ShardrunError
 from ranks.identity.told import NOTHING
-from ranks.run.steps.follow import Lead, follow
-from ranks.run.steps.shown import Asking, shown
 from ranks.run.steps.spent import Spent
 from ranks.talk.wire import Kind, Message
 from sharding.common.ranges import in_ranges
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from ranks.identity.place import Identity
     from ranks.identity.told import Told
     from ranks.run.rank_model import RankModel
+    from ranks.run.steps.shown import Asking
     from ranks.talk.control import Control
     from ranks.talk.reports import Change, RunReport
 
@@ -64,7 +63,7 @@ def serve(  # noqa: PLR0917 - the words of its command line
     control.send(
         Kind.READY, _describe(model, model.collectives or communicator.name, time.perf_counter() - began)
     )
-    at = _Place(identity.rank, model, Spreader(communicator), control, Asking(), Spent(model))
+    at = _Place(identity.rank, model, Spreader(communicator), control, Spent(model))
     try:
         while True:
             # Blocks without a time-out and without spinning: an idle rank uses no CPU. No rank waits for a
@@ -97,8 +96,15 @@ class _Place:
     model: RankModel
     spreader: Spreader
     control: Control
-    asking: Asking
     spent: Spent
+
+    @functools.cached_property
+    def asking(self) -> Asking:
+        """What its steps were asked for. Only a model with state has steps, and few make texts: what chooses
+        tokens is imported by those that do."""
+        from ranks.run.steps.shown import Asking
+
+        return Asking()
 
 
 @work
@@ -113,6 +119,8 @@ def _predict(message: Message, at: _Place) -> bool:
     more = {}
     try:
         if run is not None:
+            from ranks.run.steps.follow import Lead, follow
+
             lead = Lead(run, cast("int", request), control) if rank == 0 else None
             step = functools.partial(model.step, cast("int", session))
             apart = model.sequences.apart
@@ -120,6 +128,8 @@ def _predict(message: Message, at: _Place) -> bool:
             if lead is not None:
                 model.sequences.choosing_seconds += lead.seconds
         elif session is not None:
+            from ranks.run.steps.shown import shown
+
             rows = at.asking.rows(given.fields, feeds)
             tensors = shown(model.step(cast("int", session), feeds, rows), rows)
         else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
@@ -82,7 +83,7 @@ def read_message(path: Path) -> ModelProto:
     return ModelProto.FromString(path.read_bytes())
 
 
-def tensor_type(element: int, shape: tuple[int | str | None, ...] | list[int | str | None]) -> TypeProto:
+def tensor_type(element: int, shape: Sequence[int | str | None]) -> TypeProto:
     """The type of a tensor: the number of its element type, and an axis for each length, symbol or None."""
     result = TypeProto()
     tensor = result.tensor_type

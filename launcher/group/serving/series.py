@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future
@@ -12,6 +11,8 @@ from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunE
 from ranks.talk import area
 
 if TYPE_CHECKING:
+    import asyncio
+
     from sharding.common.arrays import Array
 
     Feeds = Mapping[str, Array]
@@ -92,6 +93,8 @@ async def in_order_async(
     errors: bool,
 ) -> AsyncGenerator[Outputs | ShardrunError, None]:
     """The same in an event loop, of a source that may be asynchronous."""
+    import asyncio
+
     asked: deque[asyncio.Future[Outputs]] = deque()
     ended: Exception | None = None
     left = source.__aiter__() if isinstance(source, AsyncIterable) else iter(source)

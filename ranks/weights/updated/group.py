@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from ranks.collectives.broadcast import Spreader
 from ranks.collectives.buffers import Memory
 from ranks.common.tensors import element_dtype
 from ranks.errors import ShardrunError, WeightsError
-from ranks.weights.updated.parts import Whole
 from ranks.weights.updated.values import (
     NONE_MARKED,
     Delta,
@@ -26,8 +25,12 @@ from ranks.weights.updated.values import (
     not_marked,
     number_of,
 )
-from ranks.weights.updated.variable import Prepared, VariableWeights
 from sharding.common.arrays import Array
+
+if TYPE_CHECKING:
+    # Each rank has a `Together`, but few have weights that are replaced.
+    from ranks.weights.updated.parts import Whole
+    from ranks.weights.updated.variable import Prepared, VariableWeights
 
 _CHUNK = 64 << 20  # bytes of a weight that are sent at once
 

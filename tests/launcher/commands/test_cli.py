@@ -296,6 +296,34 @@ def test_starting_imports_nothing_heavy() -> None:
     assert done.stdout == "[]\n"
 
 
+def test_running_a_model_imports_nothing_that_it_does_not_need(folder: Path) -> None:
+    """The command with its ranks: neither what serves and chooses tokens, nor what checks models."""
+    save_mlp(folder / "m.onnx")
+    assert cli.main(["slice", "m.onnx", "--ranks", "2", "--output", "slices"]) == 0
+    (folder / "sitecustomize.py").write_text(WRITES_MODULES)
+    command = [sys.executable, "-m", "launcher.cli", "run", "slices"]
+    done = subprocess.run(
+        command, env=environment(PYTHONPATH=f"{folder}:{ROOT}"), capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    loaded = [set(path.read_text().split()) for path in folder.glob("modules.*")]
+    ranks = [names for names in loaded if "ranks.run.program" in names]
+    (launcher,) = [names for names in loaded if "launcher.tasks.run" in names]
+    assert ranks and all("onnxruntime" in names for names in ranks)
+    ours = {"asyncio", "email", "importlib.metadata", "onnx", "onnx_ir", "ssl", "torch", "zipfile"}
+    assert [sorted(ours & names) for names in (launcher, *ranks)] == [[]] * (1 + len(ranks))
+    assert "onnxruntime" not in launcher
+    assert not [name for names in ranks for name in names if name.startswith("ranks.tokens")]
+
+
+WRITES_MODULES = """
+import atexit, os, sys
+place = os.path.join(os.path.dirname(__file__), f"modules.{os.getpid()}")
+atexit.register(lambda: open(place, "w").write(" ".join(sys.modules)))
+"""
+
+
 def test_on_a_terminal_tables_are_drawn(folder: Path) -> None:
     import pty
 

@@ -336,7 +336,7 @@ for path in sys.argv[1:]:
     loaded = executor.load(path, communicator=SingleCommunicator(10))
     for n in (1, 1, 2):
         loaded.run({"x": np.ones((n, 4), np.float32)})
-heavy = {"torch", "onnx_ir", "mpi4py", "pydantic", "rich", "psutil"} & set(sys.modules)
+heavy = {"torch", "onnx", "onnx_ir", "mpi4py", "pydantic", "rich", "psutil", "email"} & set(sys.modules)
 assert not heavy, heavy
 """
     result = subprocess.run(
