@@ -148,9 +148,9 @@ class Group(ReadyModel):
     def submit_async(self, feeds: Mapping[str, Array]) -> asyncio.Future[dict[str, Array]]:
         """The same as a future of the event loop that runs: the request has its turn from now on; one of more
         than 1 MiB, which a thread sends, from when that has it."""
-        return self.submit_fitting(self._tensors(feeds))
+        return self._submit_fitting(self._tensors(feeds))
 
-    def submit_fitting(self, tensors: Mapping[str, Array]) -> asyncio.Future[dict[str, Array]]:
+    def _submit_fitting(self, tensors: Mapping[str, Array]) -> asyncio.Future[dict[str, Array]]:
         """The same of what `_tensors` gave."""
         from launcher.group.serving.awaited import awaited
 
@@ -158,7 +158,7 @@ class Group(ReadyModel):
             lend(self._job, self._reader)  # which may be another one after a restart
         return awaited(self._requests, dict(tensors))
 
-    def read_in(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _read_in(self, loop: asyncio.AbstractEventLoop) -> None:
         """Has an event loop read what ranks answer, in place of a thread, from its next `submit_async` on. It
         must go on until the group is closed."""
         self._reader = loop

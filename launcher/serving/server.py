@@ -130,14 +130,14 @@ class Joined:
     def __getattr__(self, name: str) -> object:
         return getattr(self._transport, name)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Sends it, or in a moment."""
         head, self._head = self._head, None
         if head is not None and len(data) < LARGE:  # more is not worth its copy
             data, head = head + data, None
         if head is not None:
             self._transport.write(head)
-        if data.endswith(_END_OF_HEAD) and data.startswith(_VERSION):
+        if isinstance(data, bytes) and data.endswith(_END_OF_HEAD) and data.startswith(_VERSION):
             self._head = data
             self._loop.call_soon(self._flush)  # nothing may follow soon, as in a stream
             return

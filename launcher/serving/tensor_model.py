@@ -84,7 +84,7 @@ class TensorModel(Served["Group"]):
 
     def _begin(self) -> None:
         if self._ready is not None:
-            self._ready.read_in(asyncio.get_running_loop())
+            self._ready._read_in(asyncio.get_running_loop())
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
 
@@ -152,7 +152,7 @@ class TensorModel(Served["Group"]):
         """Sends a request by itself, without a task: most need none."""
         began = time.monotonic_ns()
         try:
-            sent = ready.submit_fitting(request.feeds)
+            sent = ready._submit_fitting(request.feeds)
         except Exception as error:
             self._fail(request, error)
             return

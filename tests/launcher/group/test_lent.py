@@ -71,7 +71,7 @@ def test_answers_and_restarts(group: Group, plain: Any, monkeypatch: pytest.Monk
         return real(rank, message)
 
     async def work() -> None:
-        group.read_in(asyncio.get_running_loop())
+        group._read_in(asyncio.get_running_loop())
         await taken(group, plain, SMALL, 0)  # whose answer the thread has read still
         monkeypatch.setattr(group._requests, "take", noted)
         for seed in range(20):
@@ -105,7 +105,7 @@ def test_a_group_ends_where_its_loop_is(model: Path, plain: Any, where: str) -> 
     group: Any = launcher.start(model, ranks=2, launcher="local", threads=1)
 
     async def work() -> None:
-        group.read_in(asyncio.get_running_loop())
+        group._read_in(asyncio.get_running_loop())
         for seed in range(3):
             await taken(group, plain, SMALL, seed)
         if where == "loop":
@@ -122,7 +122,7 @@ def test_ranks_that_are_lost_are_told(model: Path, plain: Any) -> None:
     group: Any = launcher.start(model, ranks=2, launcher="local", threads=1)
 
     async def work() -> None:
-        group.read_in(asyncio.get_running_loop())
+        group._read_in(asyncio.get_running_loop())
         for seed in range(3):
             await taken(group, plain, SMALL, seed)
         os.kill(group.stats[0].pid, signal.SIGKILL)

@@ -54,10 +54,10 @@ class Played:
     def submit_async(self, feeds: Any) -> asyncio.Future[Any]:
         return asyncio.wrap_future(self.thread.submit(self.predict, feeds))
 
-    def submit_fitting(self, feeds: Any) -> asyncio.Future[Any]:
+    def _submit_fitting(self, feeds: Any) -> asyncio.Future[Any]:
         return self.submit_async(feeds)
 
-    def read_in(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _read_in(self, loop: asyncio.AbstractEventLoop) -> None:
         """There is nothing to read."""
 
     def work(self) -> dict[int, Any]:

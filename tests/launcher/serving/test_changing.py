@@ -333,6 +333,8 @@ def test_heads_wait_for_their_bodies_alone() -> None:
 
     for pieces, sent in (
         ((head, b"body"), [head + b"body"]), ((head,), [head]), ((head, b""), [head]),
+        ((head, memoryview(large), memoryview(b"y")), [head, large, b"y"]),
+        ((head, memoryview(b"y")), [head + b"y"]),
         ((head, large), [head, large]), ((b"1\r\n", b"2"), [b"1\r\n", b"2"]),
         ((head, head, b"body"), [head + head + b"body"]),
     ):  # fmt: skip

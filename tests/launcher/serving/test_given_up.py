@@ -269,7 +269,7 @@ def test_spans_have_no_names_that_clients_wrote(name: str) -> None:
     from launcher.serving.context import Context, Frame
 
     routes: list[str] = []
-    traces = SimpleNamespace(request=lambda method, route, headers: routes.append(route))
+    traces = SimpleNamespace(request=lambda method, route_of, headers: routes.append(route_of()))
     context = Context(Repository({}), ServeLimits(), Metrics(), traces=traces)  # type: ignore[arg-type]
     scope = {
         "type": "http", "method": "GET", "path": f"/v1/models/{name}", "headers": [], "query_string": b"",
