@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -9,6 +10,7 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -604,21 +606,22 @@ def test_on_a_terminal(tmp_path: Path, two_slices: Path) -> None:
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs, text=True,
     )  # fmt: skip
     os.close(theirs)
+    seen = bytearray()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # its end
+            while data := os.read(ours, 4096):
+                seen.extend(data)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
     results = tmp_path / "out"
     assert wait_until(lambda: results.exists() and len(names(results)) > 3, 60)
     process.send_signal(signal.SIGSTOP)
     time.sleep(1.1)  # what is done within a second has no bar
     process.send_signal(signal.SIGCONT)
-    seen = b""
-    while True:
-        try:
-            data = os.read(ours, 4096)
-        except OSError:  # its end
-            break
-        seen += data
-        if not data:
-            break
     output, _ = process.communicate(timeout=60)
+    reader.join(60)
     os.close(ours)
     assert process.returncode == 0 and output.startswith("400 of 400 files are done")
     assert b" of 400 files, " in seen and b" files/s, " in seen and b" left" in seen
