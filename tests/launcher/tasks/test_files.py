@@ -616,11 +616,14 @@ def test_on_a_terminal(tmp_path: Path, two_slices: Path) -> None:
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     results = tmp_path / "out"
-    assert wait_until(lambda: results.exists() and len(names(results)) > 3, 60)
-    process.send_signal(signal.SIGSTOP)
-    time.sleep(1.1)  # what is done within a second has no bar
-    process.send_signal(signal.SIGCONT)
-    output, _ = process.communicate(timeout=60)
+    try:
+        assert wait_until(lambda: results.exists() and len(names(results)) > 3, 60)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(1.1)  # what is done within a second has no bar
+        process.send_signal(signal.SIGCONT)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
     reader.join(60)
     os.close(ours)
     assert process.returncode == 0 and output.startswith("400 of 400 files are done")
