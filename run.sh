@@ -186,11 +186,11 @@ lint() {
     say "mypy" && "$venv/bin/mypy"
 }
 
-# Three workers for two processors: tests also wait, for processes, time-outs and disks; with four, two
-# processors had nothing left. A worker takes 0.7 GB; more than eight only take memory: tests start ranks of their own.
+# Two workers for each processor: tests also wait, for processes, time-outs and disks. A worker takes 0.7 GB; more than
+# eight only take memory: tests start ranks of their own.
 several() {
     echo --dist worksteal --numprocesses
-    "$venv/bin/python" -c 'import os; print(min(8, (3 * len(os.sched_getaffinity(0)) + 1) // 2))'
+    "$venv/bin/python" -c 'import os; print(min(8, 2 * len(os.sched_getaffinity(0))))'
 }
 
 case $command in

@@ -183,8 +183,8 @@ WAITING = (
     "ranks/collectives/test_hierarchical.py",
     "ranks/run/test_mesh_processes.py",
 )
-_WORKERS = 3
-"""On two processors; each is first given as many tests, in order."""
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+"""Each is first given as many tests, in order."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -197,7 +197,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     waiting = [item for item in items if files[item] in WAITING]
     longest = [item for item in items if files[item] in LONGEST]
     others = [item for item in items if files[item] not in (*WAITING, *LONGEST)]
-    first = max(0, len(items) // _WORKERS - len(waiting))
+    first = max(0, len(items) // WORKERS - len(waiting))
     items[:] = [*waiting, *others[:first], *longest, *others[first:]]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LONGEST, SLOW, WAITING
+from tests.conftest import LONGEST, SLOW, WAITING, WORKERS
 
 TESTS = Path(__file__).parent
 FILES = sorted(path.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py"))
@@ -39,12 +39,12 @@ def test_slow_files_exist() -> None:
 
 
 def test_what_waits_and_the_longest_begin_first(request: pytest.FixtureRequest) -> None:
-    """Each list stands together: one at the front, the other where a second of three workers begins."""
+    """Each list stands together: one at the front, the other where the second worker begins."""
     files = [item.path.relative_to(TESTS).as_posix() for item in request.session.items]
     waiting = [index for index, file in enumerate(files) if file in WAITING]
     longest = [index for index, file in enumerate(files) if file in LONGEST]
     assert waiting == list(range(len(waiting)))
-    first = max(len(waiting), min(len(files) // 3, len(files) - len(longest)))
+    first = max(len(waiting), min(len(files) // WORKERS, len(files) - len(longest)))
     assert longest == list(range(first, first + len(longest)))
 
 

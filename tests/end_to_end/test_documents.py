@@ -9,7 +9,9 @@ and `llama`, a small language model.
 
 import os
 import re
+import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,11 +19,14 @@ import pytest
 
 from tests import models
 from tests.end_to_end.processes import run_clean
+from tests.launcher.cli_tools import copies
 from tests.launcher.generation import tiny
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*) ?([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHELL = re.compile(r"[^\w\s.,:=/'\"^-]")
+"""What a shell may take for more than a letter of a word."""
 
 
 def blocks(document: Path, *kinds: str) -> list[tuple[str, str, str]]:
@@ -70,6 +75,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def run(command: str, place: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """By a shell; `shardrun` and words alone in a copy of a process that has imported it."""
+    words = [] if SHELL.search(command) else shlex.split(command)
+    if words[:1] != ["shardrun"] or words[1] == "exec":
+        return run_clean(["bash", "-c", command], cwd=place, environment=environment)
+    words[:1] = ["-m", "launcher.cli"]
+    return run_clean(words, cwd=place, environment=environment, copies=copies())
+
+
 @pytest.mark.parametrize("document", [pytest.param(path, id=path.name) for path in DOCUMENTS])
 def test_examples_do_what_the_document_says(document: Path, place: Path) -> None:
     environment = {
@@ -86,7 +100,7 @@ def test_examples_do_what_the_document_says(document: Path, place: Path) -> None
             assert done.returncode == 0, f"{text}\n{done.stderr}"
             continue
         for command, expected in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
-            done = run_clean(["bash", "-c", command], cwd=place, environment=environment)
+            done = run(command, place, environment)
             assert done.returncode == 0, f"{command}\n{done.stderr}"
             assert matches(expected, done.stdout), f"{command}\nsays:\n{done.stdout}\n{done.stderr}"
 

@@ -710,16 +710,19 @@ several_program.main()
 def test_the_processes_of_the_tests_for_gpus(tmp_path: Path) -> None:
     from tests.gpu import test_several as several
 
+    def start(command: list[str], environ: dict[str, str]) -> Any:
+        return stand_in.copies().popen(command, environ, ROOT)
+
     folder = several.make(tmp_path)
-    ended = several.job(folder, "sliced", ["0", "0"], "shm", ("-c", OVER_TENSORS))
+    ended = several.job(folder, "sliced", ["0", "0"], "shm", ("-c", OVER_TENSORS), start)
     several.assert_right(ended, folder, {"cpu": "shm"}, ["0", "0"])
     assert "ranks 0 and 1 share the GPU GPU-" in ended[1].errors
-    for one in several.job(folder, "variable", None, "shm", ("-c", OVER_TENSORS)):
+    for one in several.job(folder, "variable", None, "shm", ("-c", OVER_TENSORS), start):
         assert one.status == 0, one.errors
         assert one.told["places"] == [[2, 0]]
         near.assert_near(np.array(one.told["before"], np.float32), several.right(folder))
         near.assert_near(np.array(one.told["after"], np.float32), several.right(folder, "updated"))
-    left, dead = several.job(folder, "killed", program=("-c", OVER_GLOO))
+    left, dead = several.job(folder, "killed", program=("-c", OVER_GLOO), start=start)
     assert (left.status, dead.status) == (0, -signal.SIGKILL), left.errors
     assert left.told["caught"] and left.told["left"] < several.LEAVING
 

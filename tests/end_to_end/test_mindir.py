@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.processes import run_clean
+from tests.launcher.cli_tools import copied
+from tests.launcher.processes import LIMIT, wait_until
+from tests.left_behind import in_shared_memory, left_in_shared_memory
 from tests.ranks.worlds import mpirun
 
 ROOT = Path(__file__).parents[2]
@@ -22,8 +25,9 @@ EXAMPLES = ROOT / "examples"
 
 
 def shardrun(folder: Path, *arguments: object, code: int = 0) -> str:
-    environment = {"PYTHONPATH": str(ROOT), "SHARDRUN_CACHE": str(folder / "cache")}
-    done = run_clean([*SHARDRUN, *map(str, arguments)], cwd=folder, environment=environment, timeout=120)
+    before = in_shared_memory()
+    done = copied(*arguments, cwd=folder, seconds=120)
+    assert wait_until(lambda: not left_in_shared_memory(before), LIMIT)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout if code == 0 else done.stderr

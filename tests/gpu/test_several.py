@@ -8,7 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,14 +76,25 @@ class Ended:
     errors: str
 
 
+def started(command: list[str], environ: dict[str, str]) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, *command], cwd=ROOT, env=environ, stdout=pipe, stderr=pipe, text=True
+    )
+
+
 def job(
     folder: Path,
     scenario: str,
     visible: Sequence[str] | None = None,
     collectives: str = "",
     program: Sequence[str] = ("-m", "tests.gpu.several_program"),
+    start: Callable[[list[str], dict[str, str]], Any] = started,
 ) -> list[Ended]:
-    """Two ranks of several_program.py, each with its own CUDA_VISIBLE_DEVICES where those are given."""
+    """Two ranks of several_program.py, each with its own CUDA_VISIBLE_DEVICES where those are given.
+
+    ``start``: takes what follows `python`, and the environment.
+    """
     base = {**os.environ, "SHARDRUN_JOB": secrets.token_hex(16), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     base |= {"SHARDRUN_TIMEOUT": "30", "SHARDRUN_COLLECTIVES": collectives}
     ranks = []
@@ -91,16 +102,7 @@ def job(
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         if visible is not None:
             own["CUDA_VISIBLE_DEVICES"] = visible[rank]
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, *program, scenario, str(folder)],
-                cwd=ROOT,
-                env={**base, **own},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        ranks.append(start([*program, scenario, str(folder)], {**base, **own}))
     ended = []
     try:
         for process in ranks:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,20 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from tests.copies import Copies
 from tests.launcher import processes
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 90
+_IMPORTED = (
+    "onnx",
+    "onnx_ir",
+    "onnx_ir.passes.common",
+    "numpy.random",
+    "rich.progress",
+    "tokenizers",
+    "jinja2.sandbox",
+)
 
 
 def save_mlp(path: Path, seed: int = 0, *, width: int = 64, external: bool = False) -> Path:
@@ -74,13 +85,41 @@ def run(
     command: Sequence[Any], cwd: Path, seconds: float = SECONDS, **environ: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end; fails if a process of it is left, in which case all are killed."""
+    return _watched(
+        lambda variables: subprocess.run(
+            list(map(str, command)), cwd=cwd, env=variables, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=seconds, check=False,
+        ),
+        cwd,
+        environ,
+    )  # fmt: skip
+
+
+def copied(
+    *arguments: Any, cwd: Path, seconds: float = SECONDS, before: Sequence[str] = (), **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """As `shardrun`, but in a copy of a process that has imported the command, which starts sooner; for tests
+    of what it does, not of how it starts and ends. After words such as mpirun's, with a script of the user's
+    in it, or where it is a rank of others, it is a process of its own."""
+    if before or arguments[0] == "exec" or "RANK" in environ:
+        return shardrun(*arguments, cwd=cwd, seconds=seconds, before=before, **environ)
+    words = ["-m", "launcher.cli", *arguments]
+    return _watched(lambda variables: copies().run(words, variables, cwd, seconds), cwd, environ)
+
+
+@functools.cache
+def copies() -> Copies:
+    """Of a process that has imported the command."""
+    return Copies(["launcher.*", "ranks.*", "sharding.*", *_IMPORTED], environment())
+
+
+def _watched(
+    start: Callable[[dict[str, str]], subprocess.CompletedProcess[str]], cwd: Path, environ: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
     mark = uuid.uuid4().hex
     own = {processes.MARK: mark, "SHARDRUN_CACHE": str(cwd / "cache")}
     try:
-        done = subprocess.run(
-            list(map(str, command)), cwd=cwd, env=environment(**own, **environ), stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=seconds, check=False,
-        )  # fmt: skip
+        done = start(environment(**own, **environ))
         left = [] if processes.wait_until(lambda: not processes.marked(mark), 5) else processes.marked(mark)
     finally:
         for pid in processes.marked(mark):

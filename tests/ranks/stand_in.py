@@ -6,11 +6,11 @@ They are made with the names and versions that the installed providers ask for, 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import onnxruntime as ort
 import pytest
 
 from ranks.devices.linked import needed
+from tests.copies import Copies
 from tests.models import cache_folder
 from tests.ranks import fake_cuda
 
@@ -58,21 +59,27 @@ def folder() -> Path:
 
 def environment(**more: str) -> dict[str, str]:
     """What a process needs that is to find the libraries."""
-    path = os.pathsep.join(filter(None, [str(folder()), os.environ.get("LD_LIBRARY_PATH", "")]))
+    before = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    path = os.pathsep.join(dict.fromkeys(filter(None, [str(folder()), *before])))
     return {**os.environ, "LD_LIBRARY_PATH": path, "PYTHONPATH": str(ROOT), **more}
+
+
+@cache
+def copies(**more: str) -> Copies:
+    """Copies of a process that sees the libraries and has imported what programs over them need."""
+    return Copies(["onnx", "ml_dtypes", "ranks.*", *_torch()], environment(**more))
+
+
+def _torch() -> list[str]:
+    """A build of torch for CUDA would load CUDA's own libraries before ONNX Runtime loads any."""
+    found = importlib.util.find_spec("torch")
+    place = found.submodule_search_locations if found else None
+    return [] if not place or list(Path(place[0], "lib").glob("libtorch_cuda*")) else ["torch.distributed"]
 
 
 def run(program: str, *arguments: str, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
     """What a program of Python says in a process that sees the stand-in."""
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=environment(**more),
-        cwd=ROOT,
-        timeout=timeout,
-    )
+    return copies().run(["-c", program, *arguments], environment(**more), ROOT, timeout)
 
 
 def _wanted(nm: str) -> dict[str, dict[str, str]]:

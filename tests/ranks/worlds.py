@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.copies import Copies
+
 PROGRAM = Path(__file__).with_name("collectives_program.py")
-SERVER = Path(__file__).with_name("torch_server.py")
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 120  # seconds for a whole world
 SETTINGS = {
@@ -60,45 +61,11 @@ class World:
         )
 
 
-class Copies:
-    """The server that starts ranks with torch imported; one for a process of the tests, and ends with it."""
-
-    def __init__(self) -> None:
-        self.server = subprocess.Popen(
-            [sys.executable, str(SERVER)],
-            env={**os.environ, **SETTINGS},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-        )
-
-    def ask(self, **request: Any) -> int | None:
-        assert self.server.stdin is not None and self.server.stdout is not None
-        self.server.stdin.write(f"{json.dumps(request)}\n".encode())
-        answer = self.server.stdout.readline()
-        assert answer, f"the server ended with {self.server.wait()}"
-        number: int | None = json.loads(answer)
-        return number
-
-
-copies = functools.cache(Copies)
-
-
-class Copy:
-    """A process that the server started, with what `subprocess.Popen` has of it."""
-
-    def __init__(self, command: list[str], environ: dict[str, str], output: Path) -> None:
-        pid = copies().ask(argv=command[1:], environ=environ, output=str(output))
-        assert pid is not None
-        self.pid = pid
-        self.status: int | None = None
-
-    def wait(self, timeout: float = 60) -> int:
-        if self.status is None:
-            self.status = copies().ask(pid=self.pid, seconds=timeout)
-        if self.status is None:
-            raise subprocess.TimeoutExpired(str(self.pid), timeout)
-        return self.status
+@functools.cache
+def copies(*, torch: bool) -> Copies:
+    """Copies of a process that has imported what ranks need, with torch or without."""
+    more = ["torch.distributed"] if torch else []
+    return Copies(["numpy", "ml_dtypes", "ranks.run.executor", *more], {**os.environ, **SETTINGS})
 
 
 def run(
@@ -115,10 +82,10 @@ def run(
 ) -> World:
     """Runs ``scenario`` of the program on ``size`` ranks; kills what is left after `TIMEOUT` seconds.
 
-    ``copied``: ranks are copies of a process that has imported torch, instead of new ones; by default where
-    the backend needs it.
+    ``copied``: ranks are copies of a process that has imported what they need, instead of new ones; by
+    default over shared memory and Gloo.
     """
-    copied = backend == "gloo" if copied is None else copied
+    copied = backend in {"gloo", "shm"} if copied is None else copied
     with tempfile.TemporaryDirectory() as folder:
         base = {
             **os.environ,
@@ -137,11 +104,13 @@ def run(
         else:
             job = secrets.token_hex(16)
             started: list[Any] = []
+            server = copies(torch=backend != "shm") if copied else None
             for rank in range(size):
                 who = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "SHARDRUN_JOB": job}
                 variables = {**base, **{name: str(value) for name, value in who.items()}}
-                if copied:
-                    started.append(Copy(command, variables, Path(folder, f"rank{rank}.err")))
+                if server is not None:
+                    output = Path(folder, f"rank{rank}.err")
+                    started.append(server.start(command[1:], variables, output=output, leave=True))
                 else:
                     started.append(_start(command, variables, folder, f"rank{rank}"))
             statuses = _finish(started)

@@ -22,7 +22,8 @@ from launcher.checkup.checks import cores, hosts, limits, memory, mpi, network
 from launcher.common import programs as asking
 from launcher.job.rank_table import make_rank_table
 from tests.launcher import processes
-from tests.launcher.cli_tools import ROOT, shardrun
+from tests.launcher.cli_tools import ROOT
+from tests.launcher.cli_tools import copied as shardrun
 from tests.launcher.submission import real_slurm
 
 Programs = Callable[..., None]

@@ -41,7 +41,7 @@ def plain(place: Path) -> tiny.Plain:
 
 
 def generate(place: Path, *arguments: Any, **more: Any) -> subprocess.CompletedProcess[str]:
-    return cli_tools.shardrun("generate", *arguments, cwd=place, **more)
+    return cli_tools.copied("generate", *arguments, cwd=place, **more)
 
 
 def ids_of(done: subprocess.CompletedProcess[str]) -> list[list[int]]:
@@ -198,7 +198,7 @@ def test_a_job_file(place: Path, plain: tiny.Plain) -> None:
 
 def test_a_plain_file_and_slices(place: Path, plain: tiny.Plain) -> None:
     path = tiny.save_decoder(place / "alone.onnx", cache=True)
-    assert cli_tools.shardrun("slice", path, "--ranks", 2, "--output", "slices", cwd=place).returncode == 0
+    assert cli_tools.copied("slice", path, "--ranks", 2, "--output", "slices", cwd=place).returncode == 0
     common = ("--ids", "5,6,7", "--max-new-tokens", 6, "--json")
     for arguments in (
         ("alone.onnx",),

@@ -21,7 +21,7 @@ from launcher.group.requests import PredictError
 from sharding.demands.options import SliceOptions
 from sharding.errors import ShardrunError
 from sharding.slices.mesh import Mesh
-from tests.launcher.cli_tools import shardrun
+from tests.launcher.cli_tools import copied as shardrun
 from tests.sharding import graphs
 
 ROWS = 12

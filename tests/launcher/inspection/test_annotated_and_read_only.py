@@ -15,7 +15,8 @@ import onnxruntime
 import pytest
 
 from sharding.slices.manifest import read_manifest
-from tests.launcher.cli_tools import save_mlp, shardrun
+from tests.launcher.cli_tools import copied as shardrun
+from tests.launcher.cli_tools import save_mlp
 
 X = np.random.default_rng(5).standard_normal((3, 8)).astype(np.float32)
 

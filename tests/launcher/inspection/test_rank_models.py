@@ -15,7 +15,8 @@ from launcher.group import group
 from launcher.inspection.rank_models import count_files, folder_of, is_rank_models, open_rank_models
 from ranks.errors import ModelError
 from sharding import slice_model
-from tests.launcher.cli_tools import mpirun, save_mlp, shardrun
+from tests.launcher.cli_tools import copied as shardrun
+from tests.launcher.cli_tools import mpirun, save_mlp
 
 
 def save_rank_models(folder: Path) -> Path:

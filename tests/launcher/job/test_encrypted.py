@@ -18,7 +18,8 @@ from launcher.inspection.reference import refer
 from launcher.job.decryption import read_key
 from ranks.run import executor
 from tests.elsewhere import not_ours
-from tests.launcher.cli_tools import mpirun, save_mlp, shardrun
+from tests.launcher.cli_tools import copied as shardrun
+from tests.launcher.cli_tools import mpirun, save_mlp
 
 DATA = Path(__file__).parents[2] / "data" / "mindir"
 KEY = b"0123456789ABCDEF"

@@ -12,7 +12,8 @@ from launcher.errors import ConfigError
 from launcher.job.job import merge
 from launcher.job.places.link import link_text, parse_link
 from sharding.slices.topology import Link, Topology
-from tests.launcher.cli_tools import save_mlp, shardrun
+from tests.launcher.cli_tools import copied as shardrun
+from tests.launcher.cli_tools import save_mlp
 
 TABLE_HOSTS = "a.invalid:1,b.invalid:2"
 

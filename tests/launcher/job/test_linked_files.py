@@ -23,7 +23,8 @@ from ranks.models import model_file
 from ranks.run import executor
 from sharding import plan_model, slice_model
 from sharding.reading.read import read_model
-from tests.launcher.cli_tools import save_mlp, shardrun
+from tests.launcher.cli_tools import copied as shardrun
+from tests.launcher.cli_tools import save_mlp
 
 DATA = Path(__file__).parents[2] / "data"
 X = np.random.default_rng(5).standard_normal((3, 8), np.float32)

@@ -19,7 +19,7 @@ from ranks.models.optional import take
 from ranks.run import executor
 from sharding.demands.options import SliceOptions
 from sharding.slices.manifest import read_manifest
-from tests.launcher.cli_tools import shardrun
+from tests.launcher.cli_tools import copied as shardrun
 from tests.sharding import graphs
 
 Array = np.ndarray[Any, Any]

@@ -18,7 +18,8 @@ from launcher.job import precision
 from launcher.job.job import Job, merge
 from launcher.starters.scripts import write_scripts
 from ranks.precision.request import Asked
-from tests.launcher.cli_tools import save_mlp, shardrun
+from tests.launcher.cli_tools import copied as shardrun
+from tests.launcher.cli_tools import save_mlp
 
 PLAN = {"MatMul": "float16"}
 

@@ -22,7 +22,8 @@ from launcher.job.options import DATA, RANKS, TYPES, grouped
 from launcher.starters import scripts
 from launcher.starters.scripts import write_scripts
 from tests.launcher import processes
-from tests.launcher.cli_tools import environment, run, save_mlp, shardrun
+from tests.launcher.cli_tools import copied as shardrun
+from tests.launcher.cli_tools import environment, run, save_mlp
 
 ODD = 'it\'s an "odd" $(touch pwned) `id` \\ name; & é'
 

@@ -18,7 +18,8 @@ import pytest
 import yaml
 
 from launcher.submission.tails import ProgramTail
-from tests.launcher.cli_tools import save_mlp, shardrun
+from tests.launcher.cli_tools import copied as shardrun
+from tests.launcher.cli_tools import save_mlp
 
 VERSIONS = ("1.28", "1.37")
 REPLICAS = {

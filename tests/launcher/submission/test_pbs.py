@@ -13,7 +13,8 @@ import pytest
 
 from launcher.common.mpi_library import AS_ROOT
 from launcher.submission.systems import pbs
-from tests.launcher.cli_tools import save_mlp, shardrun
+from tests.launcher.cli_tools import copied as shardrun
+from tests.launcher.cli_tools import save_mlp
 
 QSUB = """#!/bin/sh
 cat >"$STAND_IN/script"

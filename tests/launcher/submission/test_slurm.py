@@ -18,7 +18,8 @@ import pytest
 
 from launcher.submission.systems import slurm
 from tests.launcher import processes
-from tests.launcher.cli_tools import environment, save_mlp, shardrun
+from tests.launcher.cli_tools import copied as shardrun
+from tests.launcher.cli_tools import environment, save_mlp
 from tests.launcher.submission import real_slurm, stand_in_slurm
 
 TWO_NODES = ("--ranks", "2", "--nodes", "2")

@@ -168,10 +168,10 @@ def test_prompts_that_are_wrong_are_skipped(place: Path, plain: tiny.Plain, batc
         "--output",
         output.name,
     )
-    stopped = cli_tools.shardrun(*command, cwd=place)
+    stopped = cli_tools.copied(*command, cwd=place)
     assert stopped.returncode == 2 and "line 2: prompt: expected a text" in stopped.stderr
     assert "1 of 6 prompts" in stopped.stderr and "--resume goes on" in stopped.stderr
-    done = cli_tools.shardrun(*command, "--resume", "--keep-going", cwd=place)
+    done = cli_tools.copied(*command, "--resume", "--keep-going", cwd=place)
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert done.returncode == 2 and done.stdout == "" and len(lines) == 6
     assert ["error" in line for line in lines] == [False, True, True, False, True, False]
@@ -183,9 +183,9 @@ def test_prompts_that_are_wrong_are_skipped(place: Path, plain: tiny.Plain, batc
     )
     assert said[-1] == "shardrun: error: 3 prompts of 5 skipped, as said above"
     assert "1 answered before; 3 skipped; wrote answers" in said[-2]
-    again = cli_tools.shardrun(*command, "--resume", cwd=place)
+    again = cli_tools.copied(*command, "--resume", cwd=place)
     assert again.returncode == 0 and len(output.read_text().splitlines()) == 6
-    refused = cli_tools.shardrun(*command, cwd=place)
+    refused = cli_tools.copied(*command, cwd=place)
     assert refused.returncode == 2 and "is there already: --resume goes on" in refused.stderr
 
 
@@ -226,7 +226,7 @@ def test_what_is_answered_stays(place: Path, plain: tiny.Plain, number: signal.S
     if number == signal.SIGTERM:
         assert process.returncode == 143 and f"{len(lines)} of 80 prompts" in errors, errors
     os.truncate(output, sum(map(len, lines)) - 9)
-    done = cli_tools.shardrun(*COMMON, *words, "--output", output.name, "--resume", cwd=place)
+    done = cli_tools.copied(*COMMON, *words, "--output", output.name, "--resume", cwd=place)
     assert done.returncode == 0 and f"{len(lines) - 1} answered before; wrote" in done.stderr
     right(output, prompts, plain, 12)
 

@@ -25,7 +25,8 @@ from launcher import cli
 from ranks.errors import ShardrunError
 from ranks.evaluation import compressed
 from sharding import slice_model
-from tests.launcher.cli_tools import environment, mpirun, save_mlp, shardrun
+from tests.launcher.cli_tools import copied as shardrun
+from tests.launcher.cli_tools import environment, mpirun, save_mlp
 
 RANDOM = np.random.default_rng(3)
 X = RANDOM.standard_normal((101, 8)).astype(np.float32)

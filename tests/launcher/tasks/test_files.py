@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -9,6 +10,8 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -31,7 +34,8 @@ from launcher.tasks.pace import Pace, duration
 from ranks.talk import area
 from sharding.slices.manifest import read_manifest
 from tests.launcher import cli_tools, slices
-from tests.launcher.cli_tools import mpirun, shardrun
+from tests.launcher.cli_tools import copied as shardrun
+from tests.launcher.cli_tools import mpirun
 from tests.launcher.processes import ROOT, wait_until
 
 pytestmark = pytest.mark.timeout(240)
@@ -593,7 +597,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 def test_on_a_terminal(tmp_path: Path, two_slices: Path) -> None:
     """A person sees a bar with rate and time left, and the summary is on standard output all the same."""
-    fill(tmp_path / "data", 2500)
+    fill(tmp_path / "data", 400)
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "launcher.cli", "run", two_slices, "--launcher", "local", "--inputs", "data",
@@ -602,16 +606,25 @@ def test_on_a_terminal(tmp_path: Path, two_slices: Path) -> None:
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs, text=True,
     )  # fmt: skip
     os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            data = os.read(ours, 4096)
-        except OSError:  # its end
-            break
-        seen += data
-        if not data:
-            break
-    output, _ = process.communicate(timeout=60)
+    seen = bytearray()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # its end
+            while data := os.read(ours, 4096):
+                seen.extend(data)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    results = tmp_path / "out"
+    try:
+        assert wait_until(lambda: results.exists() and len(names(results)) > 3, 60)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(1.1)  # what is done within a second has no bar
+        process.send_signal(signal.SIGCONT)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    reader.join(60)
     os.close(ours)
-    assert process.returncode == 0 and output.startswith("2500 of 2500 files are done")
-    assert b" of 2500 files, " in seen and b" files/s, " in seen and b" left" in seen
+    assert process.returncode == 0 and output.startswith("400 of 400 files are done")
+    assert b" of 400 files, " in seen and b" files/s, " in seen and b" left" in seen

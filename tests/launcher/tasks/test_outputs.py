@@ -12,7 +12,8 @@ import onnxruntime as ort
 import pytest
 
 from launcher.tasks.outputs import summarize
-from tests.launcher.cli_tools import mpirun, save_mlp, shardrun
+from tests.launcher.cli_tools import copied as shardrun
+from tests.launcher.cli_tools import mpirun, save_mlp
 
 
 @pytest.mark.parametrize(

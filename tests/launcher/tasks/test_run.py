@@ -23,7 +23,8 @@ from launcher.job.job import Job
 from launcher.job.model import opened
 from sharding.slices.manifest import read_manifest
 from tests.launcher import processes
-from tests.launcher.cli_tools import environment, mpirun, run, save_mlp, shardrun
+from tests.launcher.cli_tools import copied as shardrun
+from tests.launcher.cli_tools import environment, mpirun, run, save_mlp
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ import pytest
 from ranks.errors import ShardError
 from ranks.run import executor
 from sharding import slice_model
-from tests.launcher.cli_tools import mpirun, run, save_mlp, shardrun
+from tests.launcher.cli_tools import copied as shardrun
+from tests.launcher.cli_tools import mpirun, run, save_mlp
 from tests.ranks import api_models
 from tests.ranks.fake_communicator import on_ranks
 from tests.ranks.rank_models import model, node, save, value

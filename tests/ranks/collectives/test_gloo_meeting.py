@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.ranks.collectives.test_collectives import need
+from tests.ranks.worlds import SETTINGS, copies
 
 PROGRAM = """
 import sys, time
@@ -23,6 +24,10 @@ try:
 except CollectiveTimeoutError as error:
     print(f"{time.monotonic() - began:.2f} {error}")
 """
+
+
+def run(program: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return copies(torch=True).run(["-c", program], {**os.environ, **SETTINGS, **environ}, Path.cwd(), 90)
 
 
 @pytest.mark.parametrize(
@@ -42,10 +47,7 @@ def test_ranks_that_do_not_come(rank: int, words: str) -> None:
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SHARDRUN_TIMEOUT": "3",
     }  # fmt: skip
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env={**os.environ, **environ}, capture_output=True, text=True,
-        timeout=90, check=False,
-    )  # fmt: skip
+    done = run(PROGRAM, environ)
     waited, _, said = done.stdout.partition(" ")
     assert said.startswith(words.format(port=port)), (done.stderr, time.monotonic() - began)
     assert 2.9 <= float(waited) < 2 * 3  # torch rounds down, and itself would take twice the time-out
@@ -61,10 +63,7 @@ def test_a_stranger_that_has_the_port() -> None:
             "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SHARDRUN_TIMEOUT": "3",
         }  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM], env={**os.environ, **environ}, capture_output=True, text=True,
-            timeout=90, check=False,
-        )  # fmt: skip
+        done = run(PROGRAM, environ)
     assert done.returncode == 1
     *_, said = done.stderr.splitlines()
     assert f"Port {port} of 127.0.0.1 (MASTER_ADDR, MASTER_PORT) is taken by another program" in said
@@ -104,14 +103,11 @@ def test_a_second_group_needs_no_second_store(first: str) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environ = {
-        **os.environ, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+        **os.environ, **SETTINGS, "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SHARDRUN_TIMEOUT": "60",
     }  # fmt: skip
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SEVERAL, first], env={**environ, "RANK": str(rank)}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
+        copies(torch=True).popen(["-c", SEVERAL, first], {**environ, "RANK": str(rank)}, Path.cwd())
         for rank in range(2)
     ]  # fmt: skip
     try:

@@ -452,7 +452,7 @@ context.cpu.thread_num = int(sys.argv[2])
 context.parallel.workers_num = int(sys.argv[3])
 runner = ranks.ModelParallelRunner()
 runner.build_from_file(sys.argv[1], context)
-client = lambda: [runner.predict([np.ones((1, 8), np.float32)]) for _ in range(20)]
+client = lambda: [runner.predict([np.ones((1, 8), np.float32)]) for _ in range(4)]
 clients = [threading.Thread(target=client) for _ in range(16)]
 for thread in clients:
     thread.start()

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +31,9 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(scenario: str, folder: Path, counter: Path, **more: str) -> Any:
     """What the scenario finds; the counter, which alone knows graphs, is loaded unless ``more`` says not."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.ranks.counted_program", scenario, str(folder), str(counter)],
-        env=stand_in.environment(**{"LD_PRELOAD": str(counter), **more}),
-        cwd=stand_in.ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = ["-m", "tests.ranks.counted_program", scenario, folder, counter]
+    environ = stand_in.environment(**{"LD_PRELOAD": str(counter), **more})
+    done = stand_in.copies(LD_PRELOAD=str(counter)).run(command, environ, stand_in.ROOT, 120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

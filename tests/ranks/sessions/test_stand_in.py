@@ -30,25 +30,21 @@ from ranks.lite.options import targets
 from ranks.sessions import engines, session
 from ranks.sessions.session import SessionConfig, provider_options
 from sharding import slice_model
+from tests.copies import Copy
 from tests.ranks import stand_in
 from tests.ranks.rank_models import model, node, value
 
 pytest.importorskip("torch", reason="torch is not installed")
-PROGRAM = [sys.executable, "-m", "tests.ranks.stand_in_program"]
+PROGRAM = ["-m", "tests.ranks.stand_in_program"]
+Process = Copy | subprocess.Popen[str]
 
 
-def start(scenario: str, *arguments: str, **more: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*PROGRAM, scenario, *arguments],
-        env=stand_in.environment(**more),
-        cwd=stand_in.ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(scenario: str, *arguments: str, **more: str) -> Process:
+    environ = stand_in.environment(**more)
+    return stand_in.copies().popen([*PROGRAM, scenario, *arguments], environ, stand_in.ROOT)
 
 
-def result(process: subprocess.Popen[str]) -> Any:
+def result(process: Process) -> Any:
     try:
         output, errors = process.communicate(timeout=120)
     finally:

@@ -1,0 +1,115 @@
+"""Starts programs in copies of a process that has imported what they need: `copies_server.py MODULE...`.
+
+It reads lines of JSON and answers each with a number: `{"command", "environ", "folder", "output", "errors",
+"leave"}` with the process id of a new copy that runs the program in a session of its own,
+`{"pid", "seconds"}` with how that copy ended as `subprocess.Popen` says it, or null where it has not. It ends
+with its input, and never has a second thread. `PACKAGE.*` is a package with all of its modules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import sys
+import time
+import types
+from typing import Any
+
+STEP_SECONDS = 0.01
+LEFT_OUT = ("launcher.cli", "launcher.serving.")
+"""The first is run itself, as `__main__`; the others bring servers, of which some dislike to be copied."""
+
+
+def load(name: str) -> None:
+    if not name.endswith(".*"):
+        importlib.import_module(name)
+        return
+    package = importlib.import_module(name.removesuffix(".*"))
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if not found.name.startswith(LEFT_OUT):
+            with contextlib.suppress(ImportError):  # of a package that is not there
+                importlib.import_module(found.name)
+
+
+def ended(pid: int, seconds: float) -> int | None:
+    """The exit code, minus the signal's number where one ended the copy; None if it still runs."""
+    end = time.monotonic() + seconds
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            return None
+        time.sleep(STEP_SECONDS)
+
+
+def become(request: dict[str, Any]) -> None:
+    """Make this copy what a new process would be: its input and output still lead to the server's client."""
+    os.setsid()
+    output, errors = (
+        os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644) if request[name] else None
+        for name in ("output", "errors")
+    )
+    assert output is not None
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number, target in ((null, 0), (output, 1), (output if errors is None else errors, 2)):
+        os.dup2(number, target)
+    for number in {output, null, errors} - {None}:
+        os.close(number)  # type: ignore[arg-type]
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environ"])
+
+
+def program(command: list[str]) -> None:
+    """What `python COMMAND` does: a file, `-m MODULE` or `-c TEXT`, each with arguments."""
+    kind, *rest = command
+    if kind == "-m":
+        sys.argv, sys.path[0] = rest, os.getcwd()  # noqa: PTH109  # as Python does it
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv, sys.path[0] = ["-c", *rest[1:]], ""
+        sys.modules["__main__"] = main_module = types.ModuleType("__main__")
+        exec(compile(rest[0], "<string>", "exec"), vars(main_module))
+    else:
+        sys.argv, sys.path[0] = command, os.path.dirname(kind)  # noqa: PTH120  # as Python does it
+        runpy.run_path(kind, run_name="__main__")
+
+
+def main() -> None:
+    # What a module prints while it is imported is no answer.
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    for name in sys.argv[1:]:
+        load(name)
+    from ranks.common.leaving import leave
+
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+    assert threads == 1, f"a copy would lack {threads - 1} threads"
+    # A collector that looks at all that was imported would have each copy write to all of its pages.
+    gc.collect()
+    gc.freeze()
+    # Not through sys.stdin: what it had read ahead would be in every copy.
+    with os.fdopen(os.dup(0), "rb", buffering=0) as requests:
+        while line := requests.readline():
+            request = json.loads(line)
+            if "pid" in request:
+                answer = ended(request["pid"], request["seconds"])
+            elif (answer := os.fork()) == 0:
+                requests.close()
+                os.close(answers)
+                become(request)
+                program(request["command"])
+                if request["leave"]:
+                    leave()
+                return
+            os.write(answers, f"{json.dumps(answer)}\n".encode())
+
+
+if __name__ == "__main__":
+    main()

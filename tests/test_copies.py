@@ -1,0 +1,88 @@
+"""Programs in copies of a process are what they would be in new ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.copies import ROOT, Copies, Copy
+
+SEEN = """
+import json, os, sys
+there = "HOME" in os.environ, "json.tool" in sys.modules
+print(json.dumps([sys.argv[1:], os.getcwd(), os.environ["A"], *there]))
+print("said", file=sys.stderr)
+print(repr(sys.stdin.read()), os.getsid(0) == os.getpid())
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def copies() -> Iterator[Copies]:
+    made = Copies(["json.tool"], os.environ)
+    yield made
+    made.close()
+
+
+def environ(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+
+
+@pytest.mark.parametrize("way", ["text", "file", "module"])
+def test_a_program_has_its_own_words_folder_and_streams(copies: Copies, way: str, tmp_path: Path) -> None:
+    (tmp_path / "seen.py").write_text(SEEN)
+    command = {"text": ["-c", SEEN], "file": [tmp_path / "seen.py"], "module": ["-m", "seen"]}[way]
+    variables = {name: value for name, value in environ(A="b").items() if name != "HOME"}
+    done = copies.run([*command, 3, "x"], variables, tmp_path, 60)
+    seen, rest = done.stdout.splitlines()
+    assert seen == f'[["3", "x"], "{tmp_path}", "b", false, true]' and rest == "'' True"
+    assert (done.returncode, done.stderr) == (3, "said\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "errors"),
+    [
+        ("", 0, ""),
+        ("import os; os.kill(os.getpid(), 9)", -9, ""),
+        ("raise KeyError('mine')", 1, "KeyError: 'mine'\n"),
+        ("import os; os._exit(5)", 5, ""),
+    ],
+)
+def test_how_one_ends_is_told(copies: Copies, text: str, status: int, errors: str, tmp_path: Path) -> None:
+    done = copies.run(["-c", text], environ(), tmp_path, 60)
+    assert done.returncode == status and done.stderr.endswith(errors) and bool(done.stderr) == bool(errors)
+
+
+def test_what_is_read_at_the_start_takes_a_new_process(copies: Copies, tmp_path: Path) -> None:
+    program = ["-c", "import sys; print('json.tool' in sys.modules, sys.flags.hash_randomization)"]
+    new = copies.popen(program, environ(PYTHONHASHSEED="0"), tmp_path)
+    assert isinstance(new, subprocess.Popen) and new.communicate(timeout=60)[0] == "False 0\n"
+    copy = copies.popen(program, environ(), tmp_path)
+    assert isinstance(copy, Copy) and copy.communicate(timeout=60)[0].startswith("True")
+
+
+def test_one_that_hangs_is_ended(copies: Copies, tmp_path: Path) -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        copies.run(["-c", "import time; time.sleep(600)"], environ(), tmp_path, 0.2)
+    assert copies.run(["-c", "print(1)"], environ(), tmp_path, 60).stdout == "1\n"
+
+
+def test_what_one_has_forked_is_not_left_behind(
+    copies: Copies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.copies._LEFT_SECONDS", 0.2)
+    forks = "import os, time\nif os.fork() == 0: time.sleep(600)"
+    copy = copies.popen(["-c", forks], environ(), tmp_path)
+    with pytest.raises(AssertionError, match="left a process behind"):
+        copy.communicate(timeout=60)
+    assert copies.run([tmp_path / "absent.py"], environ(), tmp_path, 60).returncode == 1
+
+
+def test_a_server_that_cannot_begin_says_why(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AssertionError, match="the server ended with 1"):
+        Copies(["no_such_module"], os.environ).ask(pid=0, seconds=0)
+    assert "No module named 'no_such_module'" in capfd.readouterr().err
