@@ -120,11 +120,9 @@ class Likeliest:
 
     @property
     def exchanging_seconds(self) -> float:
-        """See `Asked`."""
         return self._gathering.seconds
 
     def forget(self) -> None:
-        """See `Asked`."""
         self.found, self._gathering.seconds = None, 0.0
 
     def find(self, part: Array, group: Communicator) -> bool:
@@ -154,11 +152,9 @@ class BestTokens:
 
     @property
     def exchanging_seconds(self) -> float:
-        """See `Asked`."""
         return self._gathering.seconds
 
     def forget(self) -> None:
-        """See `Asked`."""
         self.found, self._gathering.seconds = None, 0.0
 
     def find(self, part: Array, group: Communicator) -> bool:
@@ -177,11 +173,9 @@ class BestTokens:
         return self
 
     def told(self) -> Array:
-        """See `Shared`."""
         return _NOTHING if self.found is None else self.found
 
     def hear(self, told: Sequence[Array], rows: Sequence[Sequence[int]] | None = None) -> None:
-        """See `Shared`."""
         self.found = told[0] if best.enough(told[0]) else None
 
 
