@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper, numpy_helper
 
 from sharding.common import registry
 from tests.launcher.cli_tools import ROOT, shardrun
+from tests.sharding import graphs
 
 ENTRY_POINTS = """\
 [console_scripts]
@@ -130,21 +130,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "w0": random.standard_normal((8, 64), np.float32),
         "w1": random.standard_normal((64, 6), np.float32),
     }
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "w0"], ["h"]),
-            helper.make_node("SampleOp", ["h"], ["s"], domain="com.microsoft"),
-            helper.make_node("MatMul", ["s", "w1"], ["y"]),
-        ],
-        "plugged",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4, 8])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [4, 6])],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    path = tmp_path_factory.mktemp("model") / "m.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
-    return path
+    text = """<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]>
+    plugged (float[4, 8] x) => (float[4, 6] y) {
+      h = MatMul(x, w0)
+      s = com.microsoft.SampleOp(h)
+      y = MatMul(s, w1)
+    }"""
+    return graphs.save(tmp_path_factory.mktemp("model") / "m.onnx", text, weights)
 
 
 def expected(model: Path, x: np.ndarray) -> np.ndarray:

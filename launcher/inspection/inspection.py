@@ -195,6 +195,8 @@ def shape_text(shape: Shape | None) -> str:
 
 def of_slices(folder: Path, manifest: Manifest, dims: Mapping[str, int]) -> Inspection:
     """Looks into a slice folder. Raises `ShardrunError` for a rank model that cannot be read."""
+    from ranks.models.model_file import read
+
     mesh = manifest.mesh
     dims = {**manifest.lengths, **dims}
     layers: list[Layer] = []
@@ -206,7 +208,7 @@ def of_slices(folder: Path, manifest: Manifest, dims: Mapping[str, int]) -> Insp
             if stage in item.stages
         }
         talks = [c for c in manifest.collectives if c.stage == stage]
-        graph = _read(_model_of(folder, manifest, stage)).graph
+        graph = read(_model_of(folder, manifest, stage)).graph
         stages.update((item.name, stage) for item in graph.output)
         nodes = [used(node) for node in nodes_in_turn(graph)]
         layers += _layers(nodes, held, talks, Place(stage, mesh.length("tensor"), dims))
@@ -350,12 +352,6 @@ def _source_name(name: str, weights: Mapping[str, Held]) -> str:
         if found and stem in weights:
             return stem
     return name
-
-
-def _read(path: Path) -> onnx.ModelProto:
-    from ranks.models.model_file import read
-
-    return read(path)
 
 
 def used(node: onnx.NodeProto) -> Used:

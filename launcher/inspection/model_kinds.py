@@ -11,8 +11,6 @@ from sharding.errors import ModelError
 from sharding.onnx_files.placeholders import refuse_placeholder
 
 if TYPE_CHECKING:
-    import onnx
-
     from sharding.common.encryption import Key
 
 
@@ -79,6 +77,7 @@ def _refuse_ours(model: Path) -> None:
 
 def check_whole(model: Path, key: Key | None = None) -> None:
     """Raises `ConfigError` for a file that is one rank's part of a model, which is not to be sliced again."""
+    from launcher.inspection.signature import message_of
     from ranks.errors import ShardrunError
     from ranks.models import model_file
     from ranks.models.part import is_part
@@ -93,7 +92,7 @@ def check_whole(model: Path, key: Key | None = None) -> None:
                 f"{model} is what rank {whose} of the slice folder {folder} runs, and not a whole model: "
                 f"give the folder, `{folder}`"
             )
-        message = _parsed(model, key)
+        message = message_of(model, key)
         part = message is not None and (has_collectives(message) or is_part(message))
     except ConfigError:
         raise
@@ -104,18 +103,6 @@ def check_whole(model: Path, key: Key | None = None) -> None:
             f"{model} has collectives: it is one rank's part of a model, and is run together with those of "
             f"the other ranks{_pattern_of(model)}"
         )
-
-
-def _parsed(model: Path, key: Key | None) -> onnx.ModelProto | None:
-    """The message of a model file, without its weights; None where it cannot be parsed."""
-    from google.protobuf.message import DecodeError
-
-    from sharding.importers.message import parse_without_weights
-
-    try:
-        return parse_without_weights(model, key)
-    except (OSError, ValueError, DecodeError):
-        return None
 
 
 def _pattern_of(model: Path) -> str:

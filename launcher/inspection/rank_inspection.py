@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +26,8 @@ class _Talker:
     @property
     def talks(self) -> str:
         """The collectives, counted."""
-        return _counted(self.collectives)
+        counts = Counter(self.collectives).items()
+        return ", ".join(f"{count} {name}" for name, count in counts) or "none"
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,3 @@ def _shown(path: Path, pattern: Path) -> str:
     """The part of a rank's path in which the ranks differ."""
     differ = [one != other for one, other in zip(path.parts, pattern.parts, strict=True)]
     return str(Path(*path.parts[differ.index(True) :]))
-
-
-def _counted(names: Iterable[str]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in Counter(names).items()) or "none"

@@ -138,18 +138,14 @@ def read_rank_model(path: Path, key: Key | None = None) -> onnx.ModelProto:
     from sharding.onnx_files.protobuf import MalformedError
 
     try:
-        empty = path.stat().st_size == 0
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
-    if empty:
-        raise ModelError(f"{path} is empty; expected an ONNX model.")
-    try:
+        if path.stat().st_size == 0:
+            raise ModelError(f"{path} is empty; expected an ONNX model.")
         model = parse_without_weights(path, key)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
     except Exception as error:  # protobuf's error has another module in each of its implementations
         if isinstance(error, ModelError) and not isinstance(error, MalformedError):
-            raise  # an importer's, which says it all
+            raise  # it says it all
         raise ModelError(f"{path} is not a whole ONNX model: {error}.") from None
     if not model.graph.output:
         raise ModelError(f"{path} is not an ONNX model: it has no outputs.")

@@ -55,20 +55,28 @@ def declared_by(model: Path, key: Key | None = None, *, runs: bool = True) -> Si
     inputs and outputs that ranks cannot take or give.
     """
     from ranks.sessions.versions import check_versions
+
+    message = message_of(model, key)
+    if message is None:
+        return None
+    if runs:
+        check_versions(message, model)
+        refuse_others(message.graph, model)
+    return signature_of(message)
+
+
+def message_of(model: Path, key: Key | None = None) -> onnx.ModelProto | None:
+    """A model file without its weights; None where it cannot be read: its reader says why."""
     from sharding.importers.message import parse_without_weights
 
     try:
-        message = parse_without_weights(model, key)
+        return parse_without_weights(model, key)
     except (OSError, ValueError, ShardrunError):
         return None
     except Exception as error:  # protobuf's DecodeError, whose module differs between its implementations
         if type(error).__name__ == "DecodeError":
             return None
         raise
-    if runs:
-        check_versions(message, model)
-        refuse_others(message.graph, model)
-    return signature_of(message)
 
 
 def signature_of(message: onnx.ModelProto) -> Signature:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launcher.errors import ConfigError, ShardrunError
 from ranks.cache.cache import Cache
-from ranks.cache.folder import ELSEWHERE, cache_folder, hash_file
+from ranks.cache.folder import ELSEWHERE, cache_folder
 from ranks.cache.intact import Files
 from ranks.cache.keys import hash_of_code, key_of
 from ranks.common.progress import Progress
@@ -22,6 +22,7 @@ from sharding.common.registry import entry_points
 from sharding.common.storage import why_unwritable
 from sharding.demands.options import SliceOptions
 from sharding.errors import RoomError
+from sharding.slices.manifest import sha256_of
 
 
 def sliced(
@@ -92,7 +93,7 @@ def _told(value: object) -> object:
     """An option's value for the key. A file counts by its content, wherever it lies."""
     if isinstance(value, Path):
         try:
-            return hash_file(value)
+            return sha256_of(value)
         except OSError:
             return "missing"  # slicing says so
     if isinstance(value, Mapping):

@@ -1,8 +1,5 @@
 """Input arrays of a model: from files, or ones or random numbers where no file is given; output files.
 
-if TYPE_CHECKING:
-    from sharding.common.arrays import Array, DType
-
 Files: ``.npz`` (arrays by input name), ``.npy`` (one array), ``.bin`` or any other ending (raw little-endian
 elements in C order, reshaped to the input). Nothing is ever unpickled.
 """

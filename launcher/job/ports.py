@@ -38,9 +38,8 @@ def check_port(text: str, address: str) -> int:
             # Any other error only says that the address is another host's.
             if error.errno == errno.EADDRINUSE:
                 raise LaunchError(
-                    f"Port {text} of {address} (MASTER_PORT) is taken by another program: choose "
-                    "another port, or unset "
-                    "MASTER_PORT to have a free one chosen."
+                    f"Port {text} of {address} (MASTER_PORT) is taken by another program: choose another "
+                    "port, or unset MASTER_PORT to have a free one chosen."
                 ) from None
     return port
 
@@ -55,9 +54,8 @@ def listen_tcp(hosts: Sequence[str]) -> tuple[socket.socket, str]:
             family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         except OSError as error:
             raise LaunchError(
-                f"The host {host!r} of the rank table cannot be found "
-                f"({error.strerror or error}): correct its name, or "
-                "give its address as server_ip."
+                f"The host {host!r} of the rank table cannot be found ({error.strerror or error}): correct "
+                "its name, or give its address as server_ip."
             ) from None
         with socket.socket(family, kind) as probe:
             try:

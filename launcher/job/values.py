@@ -89,27 +89,6 @@ class Whole(Kind[int]):
         return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
 
 
-class Seconds(Kind[float]):
-    """A number of seconds above zero."""
-
-    def __init__(self) -> None:
-        super().__init__(SECONDS)
-
-    def parse(self, text: str) -> float:
-        value = parse_seconds(text)
-        if value is None:
-            raise ConfigError(f"expected {SECONDS}, found {text!r}")
-        return value
-
-    def fits(self, value: object) -> bool:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return False
-        return 0 < value <= LONGEST_TIMEOUT
-
-    def read(self, value: object, where: str, folder: Path) -> float:
-        return float(super().read(value, where, folder))
-
-
 class Number(Kind[float]):
     """A number from ``low`` to ``high``; without ``low`` itself where it is ``above`` it."""
 
@@ -132,6 +111,23 @@ class Number(Kind[float]):
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         return self.low <= value <= self.high and not (self._above and value == self.low)
+
+
+class Seconds(Number):
+    """A number of seconds above zero."""
+
+    def __init__(self) -> None:
+        super().__init__(0, LONGEST_TIMEOUT, above=True)
+        self._expected = SECONDS
+
+    def parse(self, text: str) -> float:
+        value = parse_seconds(text)
+        if value is None:
+            raise ConfigError(f"expected {SECONDS}, found {text!r}")
+        return value
+
+    def read(self, value: object, where: str, folder: Path) -> float:
+        return float(super().read(value, where, folder))
 
 
 class Several(Kind[tuple[Item, ...]]):

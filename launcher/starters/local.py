@@ -53,7 +53,6 @@ class LocalLauncher(Launcher):
         environment: Mapping[str, str],
         table: RankTable | None = None,
     ) -> LocalHandle:
-        """See `Launcher.start`."""
         shared = {**environments.clean(), **environment, sources.WORLD_SIZE: str(world_size)}
         shared[sources.LOCAL_WORLD_SIZE] = str(world_size)
         path = environments.python_path(shared)
@@ -151,12 +150,10 @@ class LocalHandle(Handle):
             multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # its exit handler joins them
 
     def terminate(self) -> None:
-        """See `Handle.terminate`."""
         for process in self._own():
             process.terminate()
 
     def kill(self) -> None:
-        """See `Handle.kill`."""
         for process in self._own():
             process.kill()
 

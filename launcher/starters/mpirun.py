@@ -150,7 +150,6 @@ class MpirunLauncher(Launcher):
     def on_host(
         self, host: str, module: str, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:
-        """See `Launcher.on_host`."""
         mpirun = find()
         inherited = environments.clean()
         ours = {**environment, **environments.safe_path(inherited)}
@@ -173,7 +172,6 @@ class MpirunLauncher(Launcher):
         environment: Mapping[str, str],
         table: RankTable | None = None,
     ) -> MpirunHandle:
-        """See `Launcher.start`."""
         mpirun = find()
         local = not remote_hosts(table)
         ours = dict(environment)
@@ -322,7 +320,6 @@ class MpirunHandle(ProgramHandle):
             yield Ended(SOME_RANK, code)
 
     def attribute(self, line: str) -> list[tuple[int | None, str]]:
-        """See `Handle.attribute`."""
         tag = _TAG[self._flavour]
         # Open MPI puts what a rank wrote without ending its line, and then another's, into one line. The
         # other two's marks are too plain to be looked for in a text.
@@ -352,7 +349,6 @@ class MpirunHandle(ProgramHandle):
         return None
 
     def settle(self, ranks: Collection[int]) -> None:
-        """See `Handle.settle`."""
         for pid in family(self._process.pid, ranks):
             move_to_loopback(pid)
 

@@ -50,7 +50,6 @@ class ProgramHandle(Handle):
         return ()
 
     def terminate(self) -> None:
-        """See `Handle.terminate`."""
         self._process.terminate()
 
     def kill(self) -> None:

@@ -53,7 +53,6 @@ class RayLauncher(Launcher):
         return table or self._room.table
 
     def release(self) -> None:
-        """See `Launcher.release`."""
         if self._room is not None:
             self._room.close()
 
@@ -64,7 +63,6 @@ class RayLauncher(Launcher):
         environment: Mapping[str, str],
         table: RankTable | None = None,
     ) -> RayHandle:
-        """See `Launcher.start`."""
         assert table is not None and self._room is not None  # `place` made them
         path = environments.python_path({})
         ours = {**environment, **environments.safe_path({}), sources.WORLD_SIZE: str(world_size)}

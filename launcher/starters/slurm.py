@@ -90,7 +90,6 @@ class SlurmLauncher(Launcher):
         return make_rank_table([(host, n) for (host, _), n in zip(found.hosts, each, strict=True) if n])
 
     def release(self) -> None:
-        """See `Launcher.release`."""
         if self._granted is not None:
             self._granted.close()
 
@@ -100,7 +99,6 @@ class SlurmLauncher(Launcher):
     def on_host(
         self, host: str, module: str, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:
-        """See `Launcher.on_host`."""
         inherited, ours = self._environment({})
         command = [_program("srun"), *([] if self._granted is not None else self.placement.srun_args)]
         # Beside a step that fills the node, too.
@@ -132,7 +130,6 @@ class SlurmLauncher(Launcher):
         environment: Mapping[str, str],
         table: RankTable | None = None,
     ) -> SlurmHandle:
-        """See `Launcher.start`."""
         assert table is not None  # `place` made one
         inherited, ours = self._environment(environment)
         chosen = CHOSEN.get(environment) if len(table.hosts) > 1 else "shm"
@@ -234,7 +231,6 @@ class SlurmHandle(ProgramHandle):
         super().__init__("srun", command, environment, kept=(listing,))
 
     def attribute(self, line: str) -> list[tuple[int | None, str]]:
-        """See `Handle.attribute`."""
         mark = marks.SRUN.match(line)
         if mark and line.startswith("slurmstepd", mark.end()):  # Slurm's own, in a rank's name
             return [(None, line)]

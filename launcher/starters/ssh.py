@@ -39,7 +39,6 @@ class SshLauncher(Launcher):
     name = "ssh"
 
     def on_host(self, host: str, module: str, environment: Mapping[str, str]) -> tuple[list[str], None]:
-        """See `Launcher.on_host`."""
         return self.reach(host, environments.python_path(environments.clean()), module), None
 
     def reach(self, host: str, path: str | None, module: str = _AGENT) -> list[str]:
@@ -66,7 +65,6 @@ class SshLauncher(Launcher):
         environment: Mapping[str, str],
         table: RankTable | None = None,
     ) -> AgentsHandle:
-        """See `Launcher.start`."""
         table = table or make_rank_table([("localhost", world_size)])
         inherited = environments.clean()
         ours = {**environment, **environments.safe_path(inherited), sources.WORLD_SIZE: str(world_size)}

@@ -122,7 +122,7 @@ def fingerprint(model: Path) -> str:
     digest = hashlib.sha256()
     for name, found in zip(names, before, strict=True):
         # What is missing is left to the reader, whose message says which weight needs it.
-        content = hash_file(absolute.parent / name) if found else "missing"
+        content = sha256_of(absolute.parent / name) if found else "missing"
         # The model may have any name; those of its external data stand in it.
         shown = "" if name == absolute.name else name
         digest.update(f"{content} {shown}\n".encode(errors="surrogateescape"))
@@ -136,7 +136,7 @@ def remembered_hash(path: Path) -> str:
     found = recall(absolute, "file")
     if found is None:
         before = [_stamp(absolute)]
-        found = hash_file(absolute)
+        found = sha256_of(absolute)
         remember(absolute, "file", [absolute.name], found, before)
     return found
 
@@ -150,11 +150,6 @@ def size_of_files(model: Path) -> int:
     except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError, ShardrunError):
         found = _stamp(absolute)
         return found[0] if found else 0
-
-
-def hash_file(path: Path) -> str:
-    """SHA-256 of a file's bytes. Raises `OSError`."""
-    return sha256_of(path)
 
 
 def hashes_folder() -> Path:

@@ -25,12 +25,10 @@ def limit_of(folder: Path) -> int:
     Raises `SettingError` where the variable is wrong, `OSError` where there is no such folder.
     """
     limit = settings.cache_limit()
-    return min(MOST_BYTES, _disk_bytes(folder) // 10) if limit is None else limit
-
-
-def _disk_bytes(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_blocks * found.f_frsize
+    if limit is not None:
+        return limit
+    disk = os.statvfs(folder)
+    return min(MOST_BYTES, disk.f_blocks * disk.f_frsize // 10)
 
 
 def occupied(root: Path) -> dict[str, int]:

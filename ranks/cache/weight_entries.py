@@ -174,13 +174,9 @@ def occupied(folder: Path) -> int:
         with contextlib.suppress(OSError), os.scandir(place) as found:
             for item in found:
                 with contextlib.suppress(OSError):
-                    if _is_ours(item.name) and item.is_file(follow_symlinks=False):
+                    if _OURS.fullmatch(item.name) and item.is_file(follow_symlinks=False):
                         total += item.stat(follow_symlinks=False).st_blocks * 512
     return total
-
-
-def _is_ours(name: str) -> bool:
-    return _OURS.fullmatch(name) is not None
 
 
 def throw_out(
@@ -243,7 +239,7 @@ def _sweep(folder: Path, entries: Iterable[Entry]) -> None:
         unwanted = [path for path in (folder / BLOBS).iterdir() if path.name not in wanted]
         beside = (*folder.glob("*.onnx"), *folder.glob("*.boot"))
         for path in (*unwanted, *(path for path in beside if path.stem not in keys)):
-            if not _is_ours(path.name):
+            if not _OURS.fullmatch(path.name):
                 continue
             with contextlib.suppress(OSError):
                 regular_files.remove(path)

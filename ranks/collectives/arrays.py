@@ -63,9 +63,8 @@ def check_gather(buffer: object, out: Buffer, axis: int, size: int) -> tuple[int
     wanted = (*source.shape[:axis], source.shape[axis] * size, *source.shape[axis + 1 :])
     if target.shape != wanted or target.dtype != source.dtype:
         raise CollectiveError(
-            f"all_gather along axis {axis} over {size} ranks of {source.dtype}{list(source.shape)} needs "
-            f"an output of "
-            f"{source.dtype}{list(wanted)}, but it is {target.dtype}{list(target.shape)}."
+            f"all_gather along axis {axis} over {size} ranks of {source.dtype}{list(source.shape)} needs an "
+            f"output of {source.dtype}{list(wanted)}, but it is {target.dtype}{list(target.shape)}."
         )
     outer = 1
     for extent in source.shape[:axis]:
@@ -79,8 +78,7 @@ def check_exchange(buffer: object, out: Buffer, size: int) -> None:
     if source.shape != target.shape or source.dtype != target.dtype:
         raise CollectiveError(
             f"all_to_all: buffer {source.dtype}{list(source.shape)} and output "
-            f"{target.dtype}{list(target.shape)} must "
-            "have one type and shape."
+            f"{target.dtype}{list(target.shape)} must have one type and shape."
         )
     if not source.ndim or source.shape[0] % size:
         raise CollectiveError(

@@ -6,7 +6,6 @@ Runtime is bound to by its address.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ranks.collectives.base import Communicator
-from ranks.common.tensors import element_dtype, element_number
+from ranks.common.tensors import array_of, element_dtype
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -138,14 +137,7 @@ class HostMemory(Memory):
         return block[: nbytes(shape, element)].view(element_dtype(element)).reshape(shape)
 
     def adopt(self, value: ort.OrtValue) -> Buffer:
-        shape = tuple(value.shape())
-        element = element_number(value.data_type()) or 0
-        size = nbytes(shape, element)
-        if size == 0:
-            return np.empty(shape, element_dtype(element))
-        memory = (ctypes.c_char * size).from_address(value.data_ptr())
-        memory.owner = value  # type: ignore[attr-defined]  # the array keeps the OrtValue, which owns the bytes
-        return np.frombuffer(memoryview(memory).cast("B"), element_dtype(element)).reshape(shape)
+        return array_of(value)
 
     def load(self, buffer: Buffer, array: Array) -> None:
         np.copyto(buffer, array)

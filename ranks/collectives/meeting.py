@@ -140,9 +140,8 @@ def _listen(identity: Identity, ranks: Sequence[int], timeout: float) -> dict[in
             if left <= 0:
                 missing = [rank for rank in ranks[1:] if rank not in peers]
                 raise CollectiveTimeoutError(
-                    f"{_ranks(missing)} of {size} did not join within {timeout:g} s: start all ranks of "
-                    f"the job, with "
-                    "the same job, rank table and world size, on this host."
+                    f"{_ranks(missing)} of {size} did not join within {timeout:g} s: start all ranks of the "
+                    "job, with the same job, rank table and world size, on this host."
                 )
             for descriptor, _ in poll.poll(min(left, 1.0) * 1000):
                 if descriptor == listener.fileno():
@@ -210,10 +209,9 @@ def _bind(identity: Identity, deadline: float) -> socket.socket:
                 holder = unix.holder(name)
                 told = f" (process {holder[0]} of user {holder[1]})" if holder else ""
                 raise CollectiveError(
-                    f"Rank {identity.rank} of this job is there already{told}: the job was started twice, "
-                    f"or two jobs "
-                    "have the same identity. Wait for the other one, or give each its own SHARDRUN_JOB "
-                    f"(32 hexadecimal digits). ({error.strerror})"
+                    f"Rank {identity.rank} of this job is there already{told}: the job was started twice, or "
+                    "two jobs have the same identity. Wait for the other one, or give each its own "
+                    f"SHARDRUN_JOB (32 hexadecimal digits). ({error.strerror})"
                 ) from error
         time.sleep(0.05)
 
@@ -250,9 +248,8 @@ def _admit(guest: _Guest, identity: Identity, ranks: Sequence[int], pids: dict[i
     wrong = None
     if size != identity.world_size:
         wrong = (
-            f"Rank {rank} (pid {guest.pid}) was started for {size} ranks, but rank "
-            f"{identity.rank} (pid {os.getpid()}) for {identity.world_size}: start every rank with the same "
-            "world size."
+            f"Rank {rank} (pid {guest.pid}) was started for {size} ranks, but rank {identity.rank} (pid "
+            f"{os.getpid()}) for {identity.world_size}: start every rank with the same world size."
         )
     elif type(rank) is not int or rank not in ranks:
         where = "does not exist" if len(ranks) == size else "is on another host"

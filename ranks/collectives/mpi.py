@@ -329,10 +329,8 @@ def connect(identity: Identity, timeout: float) -> MpiCommunicator:
         # Asked before MPI starts: a lone Open MPI process leaves a file in /dev/shm.
         raise CollectiveError(
             f"The mpi collectives need ranks that an MPI launcher started, but {identity.source} say that "
-            f"this is rank "
-            f"{identity.rank} of {identity.world_size} and none of {', '.join(BY_MPI)} is set: start "
-            f"the ranks with "
-            "mpirun, or use SHARDRUN_COLLECTIVES=gloo."
+            f"this is rank {identity.rank} of {identity.world_size} and none of {', '.join(BY_MPI)} is set: "
+            "start the ranks with mpirun, or use SHARDRUN_COLLECTIVES=gloo."
         )
     try:
         import mpi4py
@@ -363,11 +361,10 @@ def connect(identity: Identity, timeout: float) -> MpiCommunicator:
     library = MPI.Get_library_version().splitlines()[0].split(",")[0]
     if found != identity.world_size:
         raise CollectiveError(
-            f"MPI ({library}) made a world of {found}, but {identity.source} say that "
-            f"{identity.world_size} ranks "
-            "were started: this MPI library does not understand the launcher that was used. Start the "
-            "ranks with the "
-            "library's own mpirun, choose another `srun --mpi=`, or use SHARDRUN_COLLECTIVES=gloo."
+            f"MPI ({library}) made a world of {found}, but {identity.source} say that {identity.world_size} "
+            "ranks were started: this MPI library does not understand the launcher that was used. Start the "
+            "ranks with the library's own mpirun, choose another `srun --mpi=`, or use "
+            "SHARDRUN_COLLECTIVES=gloo."
         )
     if rank != identity.rank:
         raise CollectiveError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -75,6 +77,17 @@ def is_extended(dtype: DType) -> bool:
     Any other value of ``isbuiltin`` says little: it is 0 for a plain type in a certain byte order.
     """
     return dtype.isbuiltin == 2
+
+
+def array_of(value: ort.OrtValue) -> Array:
+    """The values of an `OrtValue` on the host, without a copy; the array keeps it."""
+    shape, dtype = tuple(value.shape()), element_dtype(element_number(value.data_type()))
+    size = math.prod(shape) * dtype.itemsize
+    if size == 0:
+        return np.empty(shape, dtype)
+    memory = (ctypes.c_char * size).from_address(value.data_ptr())
+    memory.owner = value  # type: ignore[attr-defined]  # the array keeps the OrtValue, which owns the bytes
+    return np.frombuffer(memoryview(memory).cast("B"), dtype).reshape(shape)
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,8 @@ def scores_and_labels(scores: Array, labels: Array, ignore: int | None = None) -
         axis = _class_axis(scores, labels)
         if scores.shape[axis] < 2:
             raise EvaluationError(
-                f"the prediction {list(scores.shape)} has one score a sample, and classes need two or "
-                "more: use a "
-                "metric of numbers (mse, mae), or a function of your own."
+                f"the prediction {list(scores.shape)} has one score a sample, and classes need two or more: "
+                "use a metric of numbers (mse, mae), or a function of your own."
             )
         one_hot = scores.shape == labels.shape
         numbers = _from_one_hot(labels) if one_hot else _whole(labels).reshape(-1)
@@ -88,8 +87,7 @@ def _class_axis(scores: Array, labels: Array) -> int:
         return 1
     raise EvaluationError(
         f"labels of shape {list(labels.shape)} do not fit a prediction of shape {list(scores.shape)}: "
-        "expected a "
-        "class number for each of its rows of scores, or one-hot rows of the same shape."
+        "expected a class number for each of its rows of scores, or one-hot rows of the same shape."
     )
 
 
@@ -112,8 +110,7 @@ def _from_one_hot(labels: Array) -> NDArray[np.int64]:
     ):
         raise EvaluationError(
             f"labels have the prediction's shape {list(labels.shape)}, but are not one-hot: each row must "
-            "hold "
-            "one 1 and else 0."
+            "hold one 1 and else 0."
         )
     found: NDArray[np.int64] = rows.argmax(axis=1)
     return found

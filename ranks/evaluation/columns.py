@@ -214,8 +214,7 @@ def find_shards(path: Path) -> list[Shard]:
     if archives and arrays:
         raise EvaluationError(
             f"{path} holds .npz and .npy files: expected .npz files (parts of the data, each with every "
-            "array) or "
-            ".npy files (one an array), not both."
+            "array) or .npy files (one an array), not both."
         )
     if arrays:
         return [Files(path, arrays)]

@@ -81,9 +81,8 @@ def assign(
         missing_names = []
     if missing_names:
         raise EvaluationError(
-            f"{where} has no array for the model's input {missing_names[0]!r}: it has {listed}; name "
-            "arrays as "
-            "inputs are named, or say --rename INPUT=ARRAY (in Python: rename={...})."
+            f"{where} has no array for the model's input {missing_names[0]!r}: it has {listed}; name arrays "
+            "as inputs are named, or say --rename INPUT=ARRAY (in Python: rename={...})."
         )
     return Roles(inputs, label, tuple(left))
 
@@ -130,8 +129,7 @@ class Stored:
             if name not in shard.headers:
                 raise EvaluationError(
                     f"{shard.where} has no array {name!r}, which {self._shards[0].where} has: parts of the "
-                    "data "
-                    "must have the same arrays."
+                    "data must have the same arrays."
                 )
         lengths: dict[str, int] = {}
         for name, spec in self._specs.items():

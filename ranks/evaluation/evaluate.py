@@ -177,9 +177,8 @@ def _of_batch(predicted: object, batch: Batch, name: str) -> Array:
         if predicted.ndim == 0 or predicted.shape[0] != max(rows):
             raise EvaluationError(
                 f"the output {name!r} of shape {list(predicted.shape)} has no row for each of the "
-                f"{max(rows)} "
-                "samples that the model fixes, so that the last, shorter batch cannot be told from its "
-                "padding."
+                f"{max(rows)} samples that the model fixes, so that the last, shorter batch cannot be told "
+                "from its padding."
             )
         return predicted[: batch.samples]
     return predicted
@@ -222,8 +221,7 @@ def odd(report: Report) -> list[str]:
     if report.with_nan:
         notes.append(
             f"{report.with_nan} of {report.samples} samples have NaN in their prediction: they count as "
-            "wrong in "
-            "metrics of classes, and make other metrics NaN."
+            "wrong in metrics of classes, and make other metrics NaN."
         )
     elif any(map(_is_nan, report.values.values())):
         nans = ", ".join(name for name, value in report.values.items() if _is_nan(value))

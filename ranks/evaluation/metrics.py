@@ -187,8 +187,7 @@ class Function(_Mean):
         if values.shape[0] != samples:
             raise EvaluationError(
                 f"the metric {self.name!r} gave {values.shape[0]} numbers for {samples} samples: expected "
-                "one each, "
-                "or one for all."
+                "one each, or one for all."
             )
         self.add(values)
 

@@ -129,8 +129,7 @@ def _from_pmi(environ: Environ) -> Identity | None:
     if local_rank is None:
         raise IdentityError(
             f"PMI_RANK={rank} and PMI_SIZE={size} are set, but MPI_LOCALRANKID (or SLURM_LOCALID) is "
-            f"missing, "
-            "so the rank's place on its host is unknown: set MPI_LOCALRANKID."
+            "missing, so the rank's place on its host is unknown: set MPI_LOCALRANKID."
         )
     source = "PMI_RANK and PMI_SIZE"
     return Identity(rank, size, local_rank, local_size, source=source, key=_environment_key(size, environ))
@@ -205,9 +204,8 @@ def _refuse_contradiction(plain: Identity, mpi: Identity | None, environ: Enviro
     if (plain.rank, plain.world_size) != (mpi.rank, mpi.world_size):
         raise IdentityError(
             f"RANK={plain.rank} and WORLD_SIZE={plain.world_size} contradict {mpi.source}, which say rank "
-            f"{mpi.rank} "
-            f"of {mpi.world_size}: unset RANK, WORLD_SIZE and LOCAL_RANK, or start the ranks with one "
-            f"launcher only."
+            f"{mpi.rank} of {mpi.world_size}: unset RANK, WORLD_SIZE and LOCAL_RANK, or start the ranks with "
+            "one launcher only."
         )
 
 

@@ -31,9 +31,8 @@ def identity_from_table(
         found = [place for place in table.devices if place.device_id == device]
         if len(found) != 1:
             raise IdentityError(
-                f"Rank table {path}: device_id {device} stands {len(found)} times, so it does not say "
-                f"which rank "
-                "this process is: give the rank id."
+                f"Rank table {path}: device_id {device} stands {len(found)} times, so it does not say which "
+                "rank this process is: give the rank id."
             )
     mine = found[0]
     if device is not None and device != mine.device_id:

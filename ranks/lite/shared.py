@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex
 
 from ranks.errors import WeightsError
 from ranks.lite.model import Model
-from ranks.lite.options import share_options
-from ranks.lite.options.check import check_isinstance, identifier
+from ranks.lite.options.check import check_isinstance, identifier, integers
 from ranks.lite.options.context import Context
 from ranks.lite.options.errors import as_runtime_error
 from ranks.lite.options.texts import parse_handle, parse_pids
@@ -61,9 +59,7 @@ class SharedModel(Model):
     def __enter__(self) -> SharedModel:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -98,7 +94,7 @@ def share_weights(
         given = list(pids)
     except TypeError:
         raise TypeError(f"pids must be a list of int, but got {type(pids)}.") from None
-    listed = share_options.process_ids("pids", given)
+    listed = tuple(integers("pids", given, truths=False))
     family = None if family is None else identifier("family", family)
     try:
         if name is not None:

@@ -361,8 +361,7 @@ def _collectives(node: onnx.NodeProto, level: int) -> list[Collective]:
     if len(inputs) != wanted_inputs or len(outputs) != wanted_outputs or not paired or "" in inputs + outputs:
         raise ModelError(
             f"{describe(node)} has {len(inputs)} inputs and {len(outputs)} outputs, but takes one output per "
-            f"input "
-            f"(Send no output, Recv no input)."
+            "input (Send no output, Recv no input)."
         )
     attributes = attributes_of(node)
     if node.op_type == "Send":

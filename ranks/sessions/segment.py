@@ -137,8 +137,7 @@ class SegmentBuilder:
         if not source.HasField("tensor_type"):
             raise ModelError(
                 f"{collective.op} of {collective.input!r}: collectives take tensors, but this is a sequence, "
-                f"map or "
-                f"optional value."
+                "map or optional value."
             )
         result = TypeProto()
         result.CopyFrom(source)

@@ -10,14 +10,13 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import onnxruntime
 
 from launcher.group.group import start
 from sharding.demands.options import SliceOptions
 from sharding.planning.plan import plan_model
 from sharding.writing.write import write_slices
 from tests.architectures.zoo import Model
-from tests.sharding import lockstep
+from tests.sharding import graphs, lockstep
 
 
 @dataclass(frozen=True)
@@ -107,11 +106,7 @@ def largest_error(found: list[lockstep.Arrays], expected: Mapping[str, np.ndarra
 
 def own_spread(model: Model) -> float:
     """How far plain ONNX Runtime is from itself: the error of its outputs without its own optimisations."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.path, options, providers=["CPUExecutionProvider"])
+    session = graphs.session(model.path, optimized=False)
     names = [output.name for output in session.get_outputs()]
     return max(
         largest_error(

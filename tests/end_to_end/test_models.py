@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
@@ -15,6 +14,7 @@ from launcher import start
 from sharding import slice_model
 from sharding.slices.manifest import Manifest, read_manifest
 from tests import models
+from tests.sharding import graphs
 
 SEVEN = ("minilm", "bert_base", "gpt2", "resnet18", "mobilenet_v2", "ppocr_rec", "mlp")
 # The head of 50257 words is one weight more than the seven have, and a prime number short of any even split.
@@ -47,10 +47,7 @@ def sliced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def reference(name: str) -> list[dict[str, NDArray[Any]]]:
     """The outputs of plain ONNX Runtime for each of the example inputs."""
     model = models.get(name)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(model.path), options, providers=["CPUExecutionProvider"])
+    session = graphs.session(model.path)
     names = [output.name for output in session.get_outputs()]
     return [dict(zip(names, session.run(names, feeds), strict=True)) for feeds in model.feeds]
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+
+from tests.sharding import graphs
 
 HIDDEN = 12  # divides by 2, 3 and 4
 ROWS = 6  # of the table that `index` selects from
@@ -17,27 +18,16 @@ ROWS = 6  # of the table that `index` selects from
 
 def _model(w1: np.ndarray[Any, Any], w2: np.ndarray[Any, Any], sliced: bool) -> onnx.ModelProto:
     table = np.arange(ROWS * 3, dtype=np.float32).reshape(ROWS, 3)
-    combine = helper.make_node("AllReduce", ["p"], ["s"], domain="com.microsoft")
-    nodes = [
-        helper.make_node("MatMul", ["x", "w1"], ["h"]),
-        helper.make_node("Relu", ["h"], ["r"]),
-        helper.make_node("MatMul", ["r", "w2"], ["p"]),
-        combine if sliced else helper.make_node("Identity", ["p"], ["s"]),
-        helper.make_node("Gather", ["table", "index"], ["t"]),
-        helper.make_node("Add", ["s", "t"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "example",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4]),
-            helper.make_tensor_value_info("index", TensorProto.INT64, ["batch"]),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])],
-        [numpy_helper.from_array(a, n) for a, n in ((w1, "w1"), (w2, "w2"), (table, "table"))],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    text = f"""<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]>
+    example (float[batch, 4] x, int64[batch] index) => (float[batch, 3] y) {{
+      h = MatMul(x, w1)
+      r = Relu(h)
+      p = MatMul(r, w2)
+      s = {"com.microsoft.AllReduce" if sliced else "Identity"}(p)
+      t = Gather(table, index)
+      y = Add(s, t)
+    }}"""
+    return graphs.model(text, {"w1": w1, "w2": w2, "table": table})
 
 
 def _entry(path: Path) -> dict[str, Any]:

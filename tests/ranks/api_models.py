@@ -6,7 +6,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+
+from tests.ranks import rank_models
+from tests.ranks.rank_models import value
 
 Shape = Sequence[int | str | None]
 
@@ -20,15 +23,8 @@ def save(
     element: int = TensorProto.FLOAT,
 ) -> Path:
     """Writes a model whose inputs and outputs all have one element type."""
-    graph = helper.make_graph(
-        nodes,
-        "graph",
-        [helper.make_tensor_value_info(name, element, shape) for name, shape in inputs.items()],
-        [helper.make_tensor_value_info(name, element, shape) for name, shape in outputs.items()],
-        [numpy_helper.from_array(value, name) for name, value in (weights or {}).items()],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    ends = ([value(name, shape, element) for name, shape in side.items()] for side in (inputs, outputs))
+    model = rank_models.model(nodes, *ends, weights)
     helper.set_model_props(model, {"author": "tests"})
     path.write_bytes(model.SerializeToString())
     return path

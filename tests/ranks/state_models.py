@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
+
+from tests.sharding import graphs
 
 Array = np.ndarray[Any, Any]
 LAYERS, HEADS, GROUPS, SIZE, VOCABULARY = 2, 4, 2, 16, 40
@@ -157,9 +158,7 @@ class Plain:
     """Plain ONNX Runtime on the whole model, its state carried from step to step by hand."""
 
     def __init__(self, path: Path, batch: int = 1) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self.session = graphs.session(path)
         self.names = [value.name for value in self.session.get_inputs()]
         made = {name.replace("past_key_values", "present"): name for name in self.names if "past" in name}
         self.pairs = made or {"stateN": "state"}

@@ -10,8 +10,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
+
+from tests.sharding import graphs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Values = Mapping[str, Array]
@@ -120,11 +121,7 @@ def replaced(path: Path, values: Values, target: Path) -> Path:
 
 def oracle(path: Path, feeds: Values, *, optimized: bool = True) -> list[Array]:
     """Plain ONNX Runtime's answer."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    if not optimized:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = graphs.session(path, optimized=optimized)
     return [np.asarray(array) for array in session.run(None, dict(feeds))]
 
 

@@ -15,16 +15,22 @@ def array(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
 
 
-def save(
-    path: Path, text: str, weights: dict[str, Array], *, opset: int = 18, external: bool = False
-) -> Path:
-    """Saves the model whose graph is ``text`` with these initializers; the model is checked first."""
+def model(text: str, weights: dict[str, Array], opset: int = 18) -> onnx.ModelProto:
+    """The model whose graph is ``text`` with these initializers."""
     header = "" if text.lstrip().startswith("<") else f'<ir_version: 9, opset_import: ["" : {opset}]>\n'
     model = onnx.parser.parse_model(header + text)
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
-    onnx.checker.check_model(model)
+    return model
+
+
+def save(
+    path: Path, text: str, weights: dict[str, Array], *, opset: int = 18, external: bool = False
+) -> Path:
+    """Saves the same, checked."""
+    made = model(text, weights, opset)
+    onnx.checker.check_model(made)
     onnx.save(
-        model,
+        made,
         path,
         save_as_external_data=external,
         location=path.name + ".data",
@@ -33,13 +39,13 @@ def save(
     return path
 
 
-def session(model: Path | onnx.ModelProto, *, optimized: bool = True) -> onnxruntime.InferenceSession:
+def session(model: Path | bytes | onnx.ModelProto, *, optimized: bool = True) -> onnxruntime.InferenceSession:
     """Plain ONNX Runtime for a model: one thread, and nothing is said but errors."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    content = model if isinstance(model, Path) else model.SerializeToString()
+    content = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 

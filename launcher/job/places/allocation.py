@@ -108,14 +108,10 @@ def expand(text: str) -> Iterator[str]:
     try:
         yield from nodes.expand(text)
     except ValueError:
-        raise _unreadable(text) from None
-
-
-def _unreadable(text: str) -> ConfigError:
-    return ConfigError(
-        f"SLURM_JOB_NODELIST must be a list of nodes such as a[1-3],b2, at most {MAX_RANKS}, but is "
-        f"{shortened(text, 80)!r}: give the hosts with --hosts"
-    )
+        raise ConfigError(
+            f"SLURM_JOB_NODELIST must be a list of nodes such as a[1-3],b2, at most {MAX_RANKS}, but is "
+            f"{shortened(text, 80)!r}: give the hosts with --hosts"
+        ) from None
 
 
 def _counts(text: str, name: str) -> list[int]:

@@ -62,12 +62,10 @@ class AgentsHandle(Handle):
                 self._ended.put(None)
 
     def terminate(self) -> None:
-        """See `Handle.terminate`."""
         for agent in self._agents:
             agent.tell(b"TERM\n")
 
     def kill(self) -> None:
-        """See `Handle.kill`."""
         for agent in self._agents:
             agent.hang_up()
         deadline = time.monotonic() + _KILL_SECONDS

@@ -13,12 +13,11 @@ from launcher.errors import ConfigError
 from launcher.inspection.reference import refer
 from launcher.job.places.hosts import is_here
 from launcher.job.rank_table import RankTable
-from ranks.cache.folder import hash_file
 from ranks.cache.staged import RANK_MODEL, SLICES
 from ranks.models import pattern
 from sharding.common.text import one_line
 from sharding.importers.sniff import is_imported
-from sharding.slices.manifest import FILE_NAME, FileEntry, read_manifest, verify_shard
+from sharding.slices.manifest import FILE_NAME, FileEntry, read_manifest, sha256_of, verify_shard
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def needed(path: Path, table: RankTable) -> list[Copy]:
     whole = folder / FILE_NAME
     found = []
     for host, ranks in far.items():
-        files = {FILE_NAME: FileEntry(FILE_NAME, whole.stat().st_size, hash_file(whole))}
+        files = {FILE_NAME: FileEntry(FILE_NAME, whole.stat().st_size, sha256_of(whole))}
         for rank in ranks:
             entry = verify_shard(folder, manifest, rank, table.world_size, hashes=False)
             files |= {file.file: file for file in entry.files}
@@ -96,7 +95,7 @@ def _of_rank_model(host: str, rank: int, model: Path) -> Copy:
             )
     folder = model.parent
     try:
-        files = [FileEntry(name, (folder / name).stat().st_size, hash_file(folder / name)) for name in names]
+        files = [FileEntry(name, (folder / name).stat().st_size, sha256_of(folder / name)) for name in names]
     except OSError as problem:
         raise ConfigError(f"{problem.filename}, of {model}, cannot be read: {problem.strerror}") from None
     return Copy(host, [rank], folder, model.name, tuple(files), model.name)

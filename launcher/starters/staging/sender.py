@@ -22,8 +22,8 @@ from launcher.starters import cause
 from launcher.starters.base import Launcher
 from launcher.starters.staging.channel import Channel
 from launcher.starters.staging.copies import Copy, in_words
-from ranks.cache.folder import hash_file
 from sharding.common.text import one_line
+from sharding.slices.manifest import sha256_of
 
 if TYPE_CHECKING:
     from launcher.starters.staging.receiver import Offer
@@ -207,7 +207,7 @@ class _Sender:
         """Raises `LaunchError` for a file that has changed since it was sliced."""
         for file in self.copy.files:
             if file.file in names:
-                found = hash_file(self.copy.folder / file.file)
+                found = sha256_of(self.copy.folder / file.file)
                 if found != file.sha256:
                     raise self._changed(file.file)
 

@@ -41,7 +41,6 @@ class Kubernetes(JobSystem):
         self._kind = "job"
 
     def check(self, submission: Submission) -> None:
-        """See `JobSystem.check`."""
         super().check(submission)
         options = submission.options
         if options.image is None:
@@ -93,13 +92,11 @@ class Kubernetes(JobSystem):
                 )
 
     def text(self, submission: Submission) -> str:
-        """See `JobSystem.text`."""
         return as_yaml(
             mpi_job(submission) if submission.options.kind == "mpijob" else indexed_job(submission)
         )
 
     def submit(self, submission: Submission, text: str) -> str:
-        """See `JobSystem.submit`."""
         options = submission.options
         self._where = [] if options.namespace is None else [f"--namespace={options.namespace}"]
         self._kind = options.kind or "job"
@@ -117,7 +114,6 @@ class Kubernetes(JobSystem):
         raise error
 
     def status(self, number: str) -> Status:
-        """See `JobSystem.status`."""
         said = self.said_of("NotFound", "kubectl", "get", self._kind, number, *self._where, "--output=json")
         if said is None:
             return Status("unknown")
@@ -155,7 +151,6 @@ class Kubernetes(JobSystem):
         return Status("done", None, f"failed ({why[:300]})")
 
     def cancel(self, number: str) -> None:
-        """See `JobSystem.cancel`."""
         self.must("kubectl", "delete", self._kind, number, *self._where, "--ignore-not-found", "--wait=false")
         self.finish(number)
 
@@ -167,7 +162,6 @@ class Kubernetes(JobSystem):
             )
 
     def tails(self, submission: Submission, number: str) -> Tail:
-        """See `JobSystem.tails`."""
         # Of a pod that a label names, kubectl shows ten lines of those before.
         show = ["kubectl", "logs", "--follow", "--tail=-1", *self._where]
         if self._kind == "mpijob":

@@ -52,7 +52,6 @@ class Pbs(JobSystem):
     programs = ("qsub", "qstat", "qdel")
 
     def check(self, submission: Submission) -> None:
-        """See `JobSystem.check`."""
         super().check(submission)
         check_files(submission)
         options = submission.options
@@ -89,7 +88,6 @@ class Pbs(JobSystem):
         return submission.nodes or 1
 
     def text(self, submission: Submission) -> str:
-        """See `JobSystem.text`."""
         made = setup(submission)
         return SCRIPT.format(
             directives="".join(f"#PBS {text}\n" for text in self._directives(submission)),
@@ -139,14 +137,12 @@ class Pbs(JobSystem):
         )
 
     def submit(self, submission: Submission, text: str) -> str:
-        """See `JobSystem.submit`."""
         said = self.must("qsub", given=text).strip()
         if not re.fullmatch(r"\d+(\[\])?(\.[\w.-]+)?", said):
             raise LaunchError(f"qsub took the job, but does not say its number (it said {said[:80]!r}).")
         return said
 
     def status(self, number: str) -> Status:
-        """See `JobSystem.status`."""
         said = self.said_of("Unknown Job", "qstat", "-x", "-f", number)
         if said is None:
             return Status("unknown")
@@ -159,11 +155,9 @@ class Pbs(JobSystem):
         return Status("waiting", why=fields.get("comment", "").strip())
 
     def cancel(self, number: str) -> None:
-        """See `JobSystem.cancel`."""
         self.must("qdel", number)
 
     def tails(self, submission: Submission, number: str) -> FileTail:
-        """See `JobSystem.tails`."""
         begin, _, _ = number.partition(".")
         stem = glob.escape(_stem(submission))
         if not begin.endswith("[]"):

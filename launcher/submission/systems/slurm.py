@@ -97,7 +97,6 @@ class Slurm(JobSystem):
         """How jobs have ended: Slurm forgets one of an array after minutes, while others may run for days."""
 
     def check(self, submission: Submission) -> None:
-        """See `JobSystem.check`."""
         super().check(submission)
         check_files(submission)
         for text in submission.options.directives:
@@ -112,7 +111,6 @@ class Slurm(JobSystem):
             )
 
     def text(self, submission: Submission) -> str:
-        """See `JobSystem.text`."""
         made = setup(submission)
         return SCRIPT.format(
             directives="".join(f"#SBATCH {text}\n" for text in _directives(submission)),
@@ -127,7 +125,6 @@ class Slurm(JobSystem):
         )
 
     def submit(self, submission: Submission, text: str) -> str:
-        """See `JobSystem.submit`."""
         said = self.must("sbatch", "--parsable", given=text)
         number = said.strip().split("\n")[-1].partition(";")[0]
         if not number.isdecimal():
@@ -159,11 +156,9 @@ class Slurm(JobSystem):
         return next((one for one in found if one.why), max(found, key=lambda one: one.code or 0))
 
     def cancel(self, number: str) -> None:
-        """See `JobSystem.cancel`."""
         self.must("scancel", number)
 
     def tails(self, submission: Submission, number: str) -> FileTail:
-        """See `JobSystem.tails`."""
         stem = glob.escape(f"{_folder(submission.options)}/{_file_name(submission)}-{number}")
         if submission.options.array is None:
             return FileTail(f"{stem}.log", lambda path: Lines(submission, marks.SRUN).shown)

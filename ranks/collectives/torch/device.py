@@ -91,9 +91,8 @@ class DeviceCommunicator(WholeOrPart):
         wanted[axis] *= self.size
         if list(out.shape) != wanted or out.dtype != buffer.dtype:
             raise CollectiveError(
-                f"all_gather along axis {axis} over {self.size} ranks of "
-                f"{buffer.dtype}{list(buffer.shape)} needs an "
-                f"output of {buffer.dtype}{wanted}, but it is {out.dtype}{list(out.shape)}."
+                f"all_gather along axis {axis} over {self.size} ranks of {buffer.dtype}{list(buffer.shape)} "
+                f"needs an output of {buffer.dtype}{wanted}, but it is {out.dtype}{list(out.shape)}."
             )
         outer = int(np.prod(buffer.shape[:axis], dtype=np.int64))
         if outer == 1:
@@ -285,9 +284,8 @@ def connect_device(identity: Identity, timeout: float, backend: str, kind: str) 
     index = devices.number_of(identity, count if kind == "cuda" else None)
     if index >= count:
         raise DeviceError(
-            f"Rank {identity.rank} needs {kind} device {index}, but this machine has {count}: start at "
-            f"most {count} "
-            "ranks on it."
+            f"Rank {identity.rank} needs {kind} device {index}, but this machine has {count}: start at most "
+            f"{count} ranks on it."
         )
     device = torch.device(kind, index)
     runtime.set_device(device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from typing import Generic, SupportsIndex, TypeVar, cast
 
@@ -69,11 +69,14 @@ def identifier(name: str, value: object) -> int:
     return integer(name, value)
 
 
-def integers(name: str, values: Sequence[object]) -> list[int]:
-    """The elements as ints; raises `TypeError` naming the index of the first that is no whole number."""
+def integers(name: str, values: Iterable[object], *, truths: bool = True) -> list[int]:
+    """The elements as ints; raises `TypeError` naming the index of the first that is no whole number, or with
+    ``truths`` False a truth value."""
     found = []
     for index, value in enumerate(values):
         try:
+            if isinstance(value, bool) and not truths:
+                raise TypeError
             found.append(_index(value))
         except TypeError:
             raise TypeError(f"{name} element must be int, but got {type(value)} at index {index}.") from None

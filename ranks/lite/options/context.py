@@ -9,11 +9,10 @@ from ranks.lite.options.check import (
     check_isinstance,
     check_list_of,
     count,
-    integer,
     list_of_integers,
     of,
 )
-from ranks.lite.options.device import CPU, GPU, Ascend, Threads
+from ranks.lite.options.device import CPU, GPU, Ascend, Threads, affinity
 from ranks.lite.options.legacy_device import AscendDeviceInfo, CPUDeviceInfo, DeviceInfo, GPUDeviceInfo
 from ranks.lite.options.parallel import Parallel
 
@@ -65,7 +64,7 @@ class Context:
                 "inter_op_parallel_num", parallel_num, "Context's init failed, "
             )
         if mode is not None:
-            self._threads.set_affinity_mode(integer("thread_affinity_mode", mode))
+            self._threads.thread_affinity_mode = affinity("thread_affinity_mode", mode)
         if cores is not None:
             self._threads.thread_affinity_core_list = list_of_integers("thread_affinity_core_list", cores)
 

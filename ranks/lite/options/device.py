@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
 from ranks.common.notice import warn_user
-from ranks.lite.options.check import Checked, check_isinstance, choice, count, integer, list_of_integers
+from ranks.lite.options.check import Checked, choice, count, integer, list_of_integers, of
 from ranks.precision.request import ASCEND_MODES, CPU_GPU_MODES
 
 
@@ -20,22 +21,27 @@ class Threads:
     thread_affinity_mode: int = 0
     thread_affinity_core_list: list[int] = field(default_factory=list)
 
-    def set_affinity_mode(self, mode: int) -> None:
-        """Sets the mode; like the original, takes an unknown one for "no binding", with a warning."""
-        if mode not in {0, 1, 2}:
-            warn_user(f"Invalid thread affinity mode: {mode}, change to NO_BIND mode.")
-            mode = 0
-        self.thread_affinity_mode = mode
+
+def affinity(name: str, value: object) -> int:
+    """A mode of affinity; like the original, takes an unknown one for "no binding", with a warning."""
+    mode = integer(name, value)
+    if mode in {0, 1, 2}:
+        return mode
+    warn_user(f"Invalid thread affinity mode: {mode}, change to NO_BIND mode.")
+    return 0
 
 
-class Device:
-    """Base of the three devices; messages say ``_name``."""
+def _provider(name: str, value: object, choices: Sequence[str]) -> str:
+    found = of(str)(name, value)
+    if found not in choices:
+        raise ValueError(f"{name} must be in {list(choices)}, but got {found}.")
+    return found
+
+
+class _Half:
+    """A device that may compute in float16; messages say ``_name``."""
 
     _name: ClassVar[str]
-
-
-class _Half(Device):
-    """A device that may compute in float16."""
 
     def __init__(self) -> None:
         self._precision = "enforce_fp32"
@@ -56,24 +62,6 @@ class _Half(Device):
         self.precision_chosen = self._precision if preferred else ""
 
 
-class _Provided(Device):
-    """A device that ``_providers`` serve; "" is its own."""
-
-    _providers: ClassVar[tuple[str, ...]]
-    _provider = ""
-
-    @property
-    def provider(self) -> str:
-        return self._provider
-
-    @provider.setter
-    def provider(self, provider: str) -> None:
-        check_isinstance(f"{self._name}_provider", provider, str)
-        if provider not in self._providers:
-            raise ValueError(f"{self._name}_provider must be in {list(self._providers)}, but got {provider}.")
-        self._provider = provider
-
-
 class CPU(_Half):
     """CPU options.
 
@@ -88,6 +76,7 @@ class CPU(_Half):
     _name = "cpu"
     thread_num = Checked(count, 0, "cpu_thread_num", "_threads")
     inter_op_parallel_num = Checked(count, 0, "cpu_inter_op_parallel_num", "_threads")
+    thread_affinity_mode = Checked(affinity, 0, "cpu_thread_affinity_mode", "_threads")
     thread_affinity_core_list = Checked[list[int]](
         list_of_integers, [], "cpu_thread_affinity_core_list", "_threads"
     )
@@ -106,16 +95,8 @@ class CPU(_Half):
             f"thread_affinity_core_list: {self.thread_affinity_core_list}."
         )
 
-    @property
-    def thread_affinity_mode(self) -> int:
-        return self._threads.thread_affinity_mode
 
-    @thread_affinity_mode.setter
-    def thread_affinity_mode(self, mode: int) -> None:
-        self._threads.set_affinity_mode(integer("cpu_thread_affinity_mode", mode))
-
-
-class GPU(_Half, _Provided):
+class GPU(_Half):
     """GPU options; ``rank_id`` and ``group_size`` are this process's, from the launcher's environment.
 
     ``precision_mode`` is "enforce_fp32" (once set, all nodes compute in float32, and not in TF32) or
@@ -125,7 +106,7 @@ class GPU(_Half, _Provided):
     """
 
     _name = "gpu"
-    _providers = ("", "tensorrt")
+    provider = Checked(partial(_provider, choices=("", "tensorrt")), "", "gpu_provider")
     device_id = Checked(count, 0, "gpu_device_id")
 
     def __str__(self) -> str:
@@ -150,16 +131,15 @@ class GPU(_Half, _Provided):
         return identify().world_size
 
 
-class Ascend(_Provided):
+class Ascend:
     """Ascend options. ``rank_id`` is the environment's unless set; ``provider`` is "" or "ge"."""
 
-    _name = "ascend"
-    _providers = ("", "ge")
+    device_id = Checked(count, 0, "ascend_device_id")
+    provider = Checked(partial(_provider, choices=("", "ge")), "", "ascend_provider")
     precision_mode = Checked(partial(choice, choices=ASCEND_MODES), "", "ascend_precision_mode")
 
     def __init__(self) -> None:
         self.legacy_precision_mode = ""  # CANN's own name for it, from `AscendDeviceInfo`
-        self._device_id: int | None = None
         self._rank_id: int | None = None
 
     def __str__(self) -> str:
@@ -172,14 +152,6 @@ class Ascend(_Provided):
         )
 
     @property
-    def device_id(self) -> int:
-        return self._device_id or 0
-
-    @device_id.setter
-    def device_id(self, number: int) -> None:
-        self._device_id = count("ascend_device_id", number)
-
-    @property
     def rank_id(self) -> int:
         return environment_rank() if self._rank_id is None else self._rank_id
 
@@ -190,7 +162,7 @@ class Ascend(_Provided):
     @property
     def chosen(self) -> tuple[int | None, int | None]:
         """Rank and device that the script set, None where it set none."""
-        return self._rank_id, self._device_id
+        return self._rank_id, vars(self).get("device_id")
 
 
 def environment_rank() -> int:
@@ -200,4 +172,4 @@ def environment_rank() -> int:
     return identify().rank
 
 
-__all__ = ["CPU", "GPU", "Ascend", "Device", "Threads", "environment_rank"]
+__all__ = ["CPU", "GPU", "Ascend", "Threads", "affinity", "environment_rank"]

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 _LARGEST = float(np.finfo(np.float16).max)
 
 
-class _Pieces:
-    """A weight of float32, piece by piece: from memory, or from the file that it lies in."""
+class _Half:
+    """A weight of float32, from memory or from the file that it lies in, as float16."""
 
     def __init__(self, tensor: onnx.TensorProto, source: Path, held: Mapping[str, Weight]) -> None:
         import onnx
 
+        self.nbytes = 2 * int(np.prod(tensor.dims, dtype=np.int64))
         self._held = held.get(tensor.name)
         self._array: np.ndarray | None = None
         if self._held is None and tensor.data_location == tensor.EXTERNAL:
@@ -34,7 +35,8 @@ class _Pieces:
         elif self._held is None:
             self._array = onnx.numpy_helper.to_array(tensor).reshape(-1)
 
-    def __iter__(self) -> Iterator[np.ndarray]:
+    def pieces(self) -> Iterator[np.ndarray]:
+        """The numbers as float32, some at a time."""
         if self._held is not None:
             for chunk in self._held.chunks():
                 yield np.frombuffer(chunk, np.float32)
@@ -42,17 +44,9 @@ class _Pieces:
             for start in range(0, len(self._array), CHUNK):
                 yield self._array[start : start + CHUNK]
 
-
-class _Half:
-    """The same as float16."""
-
-    def __init__(self, pieces: _Pieces, count: int) -> None:
-        self._pieces = pieces
-        self.nbytes = 2 * count
-
     def chunks(self) -> Iterator[bytes]:
         """The bytes in pieces of a few MB."""
-        for piece in self._pieces:
+        for piece in self.pieces():
             yield piece.astype(np.float16).tobytes()
 
 
@@ -68,15 +62,14 @@ def halve(model: onnx.ModelProto, source: Path, held: Mapping[str, Weight]) -> d
     names = Names(name for node in graph.node for name in (*node.input, *node.output))
     casts = []
     for tensor in graph.initializer:
-        count = int(np.prod(tensor.dims, dtype=np.int64))
-        if tensor.data_type != onnx.TensorProto.FLOAT or count < 2:
+        if tensor.data_type != onnx.TensorProto.FLOAT or np.prod(tensor.dims) < 2:
             continue
-        pieces = _Pieces(tensor, source, held)
-        if any(not np.all(np.abs(piece) <= _LARGEST) for piece in pieces):
+        half = _Half(tensor, source, held)
+        if any(not np.all(np.abs(piece) <= _LARGEST) for piece in half.pieces()):
             continue
         name, narrow = tensor.name, names.fresh(f"{tensor.name}/float16")
         weights.pop(name, None)
-        weights[narrow] = _Half(pieces, count)
+        weights[narrow] = half
         casts.append(onnx.helper.make_node("Cast", [narrow], [name], name=narrow, to=onnx.TensorProto.FLOAT))
         declared = onnx.TensorProto(name=narrow, dims=tensor.dims, data_type=onnx.TensorProto.FLOAT16)
         declared.data_location = onnx.TensorProto.EXTERNAL

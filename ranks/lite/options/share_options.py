@@ -7,10 +7,10 @@ in a dictionary as ``pids`` and ``shared_mem_handle``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from ranks.errors import WeightsError
-from ranks.lite.options.check import identifier
+from ranks.lite.options.check import identifier, integers
 from ranks.lite.options.errors import as_runtime_error, runtime_error
 from ranks.lite.options.texts import SECTIONS, parse_handle, parse_pids, unquoted
 from ranks.weights.shared.request import Attach, Share
@@ -39,22 +39,11 @@ def _text(key: str, value: object) -> str:
     if isinstance(value, str):
         return value
     if key == "pids" and isinstance(value, (list, tuple)):
-        return ",".join(map(str, process_ids("config_dict['pids']", value)))
+        return ",".join(map(str, integers("config_dict['pids']", value, truths=False)))
     try:
         return str(identifier(key, value))
     except TypeError:
         raise TypeError(f"config_dict[{key!r}] must be str, but got {type(value)}.") from None
-
-
-def process_ids(name: str, values: Iterable[object]) -> tuple[int, ...]:
-    """Process ids as ints. Raises `TypeError` naming the index of the first that is no whole number."""
-    found = []
-    for index, value in enumerate(values):
-        try:
-            found.append(identifier(name, value))
-        except TypeError:
-            raise TypeError(f"{name} element must be int, but got {type(value)} at index {index}.") from None
-    return tuple(found)
 
 
 def in_sections(sections: Mapping[str, Mapping[str, str]], where: str) -> Given:

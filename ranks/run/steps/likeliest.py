@@ -151,11 +151,9 @@ class Likeliest:
 
     @property
     def exchanging_seconds(self) -> float:
-        """See `Asked`."""
         return self._gathering.seconds
 
     def forget(self) -> None:
-        """See `Asked`."""
         self.found, self._gathering.seconds = None, 0.0
 
     def find(self, part: Array, group: Communicator) -> bool:
@@ -186,11 +184,9 @@ class BestTokens:
 
     @property
     def exchanging_seconds(self) -> float:
-        """See `Asked`."""
         return self._gathering.seconds + self._rounds.seconds
 
     def forget(self) -> None:
-        """See `Asked`."""
         self.found, self._gathering.seconds = None, 0.0
         self._rounds.forget()
 
@@ -224,11 +220,9 @@ class BestTokens:
         return self
 
     def told(self) -> Array:
-        """See `Shared`."""
         return _NOTHING if self.found is None else self.found
 
     def hear(self, told: Sequence[Array], rows: Sequence[Sequence[int]] | None = None) -> None:
-        """See `Shared`."""
         self.found = told[0] if best.enough(told[0]) else None
 
 

@@ -37,11 +37,9 @@ class Rows:
 
     @property
     def exchanging_seconds(self) -> float:
-        """See `Asked`."""
         return self._highest.seconds + self._best.seconds + self._rounds.seconds
 
     def forget(self) -> None:
-        """See `Asked`."""
         self.found, self._highest.seconds, self._best.seconds = None, 0.0, 0.0
         self._rounds.forget()
 
@@ -89,7 +87,6 @@ class Rows:
         return found
 
     def of(self, rows: Sequence[int], count: int) -> Rows:
-        """See `Shared`."""
         if len(rows) == count:
             return self
         key = tuple(rows)
@@ -100,11 +97,9 @@ class Rows:
         return self._of[key]
 
     def told(self) -> Array:
-        """See `Shared`."""
         return wanted.nothing(self.ask.wants) if self.found is None else self.found
 
     def hear(self, told: Sequence[Array], rows: Sequence[Sequence[int]] | None = None) -> None:
-        """See `Shared`."""
         one = told[0] if rows is None or len(told) == 1 else wanted.joined(told, rows, self.ask.wants)
         starts = np.cumsum([0, *(want.width for want in self.ask.wants[:-1])])
         self.found = one if (one[0, starts] >= 0).any() else None

@@ -25,8 +25,6 @@ from sharding.onnx_files.walk import graphs_in, nodes_in, subgraphs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import onnx
-
     _Items = MutableSequence[onnx.TensorProto] | MutableSequence[onnx.NodeProto]
 
 _RANDOM = frozenset(

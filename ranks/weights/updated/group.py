@@ -208,8 +208,7 @@ def _giver_alone(headers: Sequence[Header]) -> bool:
     if len(givers) < len(headers):
         raise WeightsError(
             f"Weights were given on {'the ranks' if len(givers) > 1 else 'rank'} "
-            f"{', '.join(map(str, givers))} of {len(headers)}: give them on "
-            "rank 0 alone, or on every rank."
+            f"{', '.join(map(str, givers))} of {len(headers)}: give them on rank 0 alone, or on every rank."
         )
     other = next((rank for rank, header in enumerate(headers) if header != headers[0]), None)
     if other is not None:

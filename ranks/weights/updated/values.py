@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ranks.common.tensors import ELEMENT_TYPES, element_dtype, element_number
+from ranks.common.tensors import ELEMENT_TYPES, element_dtype
 from ranks.errors import ModelError, WeightsError
 from sharding.onnx_files.external import place_of
 
@@ -196,17 +195,6 @@ def ort_value(array: Array, device: str = "cpu", device_id: int = 0) -> ort.OrtV
     if device == "cpu" or array.dtype.type.__module__ != "numpy":
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, number_of(array.dtype))
     return ort.OrtValue.ortvalue_from_numpy(array, device, device_id)
-
-
-def array_of(value: ort.OrtValue) -> Array:
-    """The values of an `OrtValue` on the host, without a copy; the array keeps it."""
-    shape, number = tuple(value.shape()), element_number(value.data_type()) or 0
-    spec = Spec(number, shape)
-    if spec.nbytes == 0:
-        return np.empty(shape, spec.dtype)
-    memory = (ctypes.c_char * spec.nbytes).from_address(value.data_ptr())
-    memory.owner = value  # type: ignore[attr-defined]  # the array keeps the OrtValue, which owns the bytes
-    return np.frombuffer(memoryview(memory).cast("B"), spec.dtype).reshape(shape)
 
 
 def copied(array: Array) -> Array:

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime as ort
 
 from ranks.common import forks
-from ranks.common.tensors import element_number
+from ranks.common.tensors import array_of, element_number
 from ranks.errors import ModelError, WeightsError
 from ranks.models import model_file
 from ranks.sessions.nodes import reads
@@ -24,7 +24,6 @@ from ranks.weights.updated.values import (
     Snapshot,
     Spec,
     added,
-    array_of,
     check_value,
     contiguous,
     converted,
@@ -38,8 +37,6 @@ from ranks.weights.updated.values import (
 )
 
 if TYPE_CHECKING:
-    import onnx
-
     from ranks.sessions.session import SessionConfig
     from ranks.weights.updated.memory import Attached, Published, Region
     from sharding.common.arrays import Array
@@ -277,9 +274,8 @@ class VariableWeights:
             if any(node and node in error and name in names for names, node in readers)
         }
         names = sorted(named) or list(self.names)
-        listed = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
         return (
-            f"{error} The weight{'s' if len(names) > 1 else ''} {listed} would be variable, but some "
+            f"{error} The weight{'s' if len(names) > 1 else ''} {some(names)} would be variable, but some "
             "operators take constants only: leave out what these read."
         )
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 
 from launcher import cli, load_language_model
 from launcher.generation.model import LanguageModel
 from tests import kept
+from tests.sharding import graphs
 
 ARCHIVE = kept.GRAPHS / "optimum.zip"
 COUNT = 20
@@ -34,16 +34,10 @@ PROMPTS = {"whisper": [3, 9, 12], "captioner": None}
 """None: what the configuration says a text begins with."""
 
 
-def session(path: Path) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
 def greedy(folder: Path, name: str, given: dict[str, Array]) -> list[int]:
     """The likeliest tokens by the unsliced models, one step after another."""
-    encoder, decoder = session(folder / "encoder_model.onnx"), session(folder / "decoder_model_merged.onnx")
+    encoder = graphs.session(folder / "encoder_model.onnx", optimized=False)
+    decoder = graphs.session(folder / "decoder_model_merged.onnx", optimized=False)
     hidden = encoder.run(None, given)[0]
     inputs = {item.name: item for item in decoder.get_inputs()}
     state: dict[str, Array] = {

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.launcher.generation import tokenizers_made
+from tests.sharding import graphs
 
 VOCABULARY, HIDDEN, HEADS, KV, SIZE, LAYERS, CONTEXT = 304, 64, 4, 2, 16, 2, 96
 CHAT = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
@@ -122,10 +122,7 @@ class Plain:
     """The unsliced model in plain ONNX Runtime: every token anew, without optimisations."""
 
     def __init__(self, path: Path) -> None:
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.intra_op_num_threads = 1
-        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._session = graphs.session(path, optimized=False)
 
     def logits(self, ids: list[int]) -> Any:
         """Of all positions (n, vocabulary)."""

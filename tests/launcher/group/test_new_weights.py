@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from launcher import Group, start
 from launcher.errors import ConfigError, LaunchError
@@ -23,6 +21,7 @@ from ranks.talk import wire
 from sharding.demands.options import SliceOptions
 from sharding.slices.mesh import parse_mesh
 from tests.launcher.processes import wait_until
+from tests.sharding import graphs
 
 pytestmark = pytest.mark.timeout(180)
 SECONDS = 60.0
@@ -31,24 +30,13 @@ ROWS, WIDE = 16, 64
 
 def save(path: Path, first: Any, second: Any, bias: Any) -> Path:
     """``y = relu(x @ first + bias) @ second``."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "first"], ["a"]),
-        helper.make_node("Add", ["a", "bias"], ["b"]),
-        helper.make_node("Relu", ["b"], ["c"]),
-        helper.make_node("MatMul", ["c", "second"], ["y"]),
-    ]
-    weights = [
-        numpy_helper.from_array(value, name)
-        for name, value in (("first", first), ("second", second), ("bias", bias))
-    ]
-    graph = helper.make_graph(
-        nodes, "two layers",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", ROWS])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", ROWS])],
-        weights,
-    )  # fmt: skip
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    text = f"""layers (float[n, {ROWS}] x) => (float[n, {ROWS}] y) {{
+        a = MatMul(x, first)
+        b = Add(a, bias)
+        c = Relu(b)
+        y = MatMul(c, second)
+    }}"""
+    return graphs.save(path, text, {"first": first, "second": second, "bias": bias})
 
 
 def some(seed: int) -> dict[str, Any]:

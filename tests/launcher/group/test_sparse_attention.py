@@ -6,54 +6,38 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from launcher import start
+from tests.sharding import graphs
 
 HEADS, PAIRS, SIZE, ROOM, WIDTH = 8, 4, 16, 32, 32
 
 
 def save(path: Path) -> None:
     random = np.random.default_rng(1)
-    weights, nodes = [], []
-
-    def weight(name: str, *shape: int) -> str:
-        values = (random.standard_normal(shape) * 0.3).astype(np.float32)
-        weights.append(numpy_helper.from_array(values, name))
-        return name
-
-    weights += [
-        numpy_helper.from_array(np.array([[0, 1, 3], [0, 1, 2]], np.int32), "rows"),
-        numpy_helper.from_array(np.array([[0, 0, 1], [0, 1, -1]], np.int32), "columns"),
-    ]
-    for name, heads in (("q", HEADS), ("k", PAIRS), ("v", PAIRS)):
-        nodes.append(helper.make_node("MatMul", ["x", weight(f"w{name}", WIDTH, heads * SIZE)], [name]))
-    given = ["q", "k", "v", "past_key", "past_value", "rows", "columns", "total", "lengths"]
-    nodes += [
-        helper.make_node(
-            "SparseAttention", given, ["a", "present_key", "present_value"], "attention",
-            domain="com.microsoft", num_heads=HEADS, kv_num_heads=PAIRS, sparse_block_size=16,
-        ),
-        helper.make_node("MatMul", ["a", weight("wo", HEADS * SIZE, WIDTH)], ["y"]),
-    ]  # fmt: skip
-    cache = ["batch", PAIRS, ROOM, SIZE]
-    value = helper.make_tensor_value_info
-    inputs = [
-        value("x", TensorProto.FLOAT, ["batch", "n", WIDTH]),
-        *(value(f"past_{name}", TensorProto.FLOAT, cache) for name in ("key", "value")),
-        value("total", TensorProto.INT32, [1]),
-        value("lengths", TensorProto.INT32, ["batch"]),
-    ]
-    outputs = [
-        value("y", TensorProto.FLOAT, ["batch", "n", WIDTH]),
-        *(value(f"present_{name}", TensorProto.FLOAT, cache) for name in ("key", "value")),
-    ]
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
-    graph = helper.make_graph(nodes, "sparse", inputs, outputs, weights)
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    shapes = {name: (WIDTH, heads * SIZE) for name, heads in (("wq", HEADS), ("wk", PAIRS), ("wv", PAIRS))}
+    shapes["wo"] = (HEADS * SIZE, WIDTH)
+    weights: dict[str, Any] = {
+        name: (random.standard_normal(shape) * 0.3).astype(np.float32) for name, shape in shapes.items()
+    }
+    weights["rows"] = np.array([[0, 1, 3], [0, 1, 2]], np.int32)
+    weights["columns"] = np.array([[0, 0, 1], [0, 1, -1]], np.int32)
+    cache = f"float[batch, {PAIRS}, {ROOM}, {SIZE}]"
+    text = f"""<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+    sparse (
+      float[batch, n, {WIDTH}] x, {cache} past_key, {cache} past_value, int32[1] total, int32[batch] lengths
+    ) => (float[batch, n, {WIDTH}] y, {cache} present_key, {cache} present_value) {{
+      q = MatMul(x, wq)
+      k = MatMul(x, wk)
+      v = MatMul(x, wv)
+      a, present_key, present_value = com.microsoft.SparseAttention <
+        num_heads = {HEADS}, kv_num_heads = {PAIRS}, sparse_block_size = 16
+      > (q, k, v, past_key, past_value, rows, columns, total, lengths)
+      y = MatMul(a, wo)
+    }}"""
+    graphs.save(path, text, weights)
 
 
 class Plain:

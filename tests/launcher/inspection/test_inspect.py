@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from launcher import cli
 from sharding import slice_model
@@ -19,6 +18,7 @@ from sharding.slices.mesh import Mesh
 from sharding.writing.write import write_slices
 from tests.launcher.cli_tools import save_mlp
 from tests.launcher.inspection.test_rank_models import save_rank_models
+from tests.sharding import graphs
 
 WEIGHTS = (8 * 64 + 64 + 64 * 6) * 4
 
@@ -226,19 +226,9 @@ def test_weights_alone_are_no_model(
 
 def test_an_open_number_of_axes_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As `[...]`, and null in JSON: of a model, its plan, its slices, and rank models; `[]` is a scalar."""
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Mul", ["m", "s"], ["y"])],
-        "open",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, None),
-            helper.make_tensor_value_info("s", TensorProto.FLOAT, []),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.ones((8, 64), np.float32), "w")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    text = "open (float[] x, float s) => (float[] y) { m = MatMul(x, w) y = Mul(m, s) }"
     path = tmp_path / "open.onnx"
-    path.write_bytes(model.SerializeToString())
+    onnx.save(graphs.model(text, {"w": np.ones((8, 64), np.float32)}), path)
     slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
     for rank in range(2):
         (tmp_path / f"part_{rank}.onnx").write_bytes(path.read_bytes())

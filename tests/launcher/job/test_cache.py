@@ -83,13 +83,13 @@ def test_a_changed_model_is_sliced_again(folder: Path, slicings: list[Any]) -> N
 def test_a_hash_is_remembered_until_a_file_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = save_mlp(folder / "m.onnx", external=True)
     hashed: list[Path] = []
-    original = cache_folder.hash_file
+    original = cache_folder.sha256_of
 
     def counted(path: Path) -> str:
         hashed.append(path)
         return original(path)
 
-    monkeypatch.setattr(cache_folder, "hash_file", counted)
+    monkeypatch.setattr(cache_folder, "sha256_of", counted)
     first = cache_folder.fingerprint(model)
     assert [path.name for path in hashed] == ["m.onnx", "m.onnx.data"]
     assert cache_folder.fingerprint(model) == first and len(hashed) == 2

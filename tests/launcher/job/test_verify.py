@@ -6,9 +6,8 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from launcher.errors import ConfigError, VerifyError
 from launcher.job.verify import (
@@ -84,12 +83,9 @@ def test_tolerance_follows_the_coarsest_type() -> None:
 
 
 def save(path: Path, kind: int, op: str = "Add") -> Path:
-    graph = helper.make_graph(
-        [helper.make_node(op, ["x", "x"], ["y"])], "g",
-        [helper.make_tensor_value_info("x", kind, ["n"])], [helper.make_tensor_value_info("y", kind, ["n"])],
-    )  # fmt: skip
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-    return path
+    element = TensorProto.DataType.Name(kind).lower()
+    inputs = "x, x" if op == "Add" else "x"
+    return graphs.save(path, f"m ({element}[n] x) => ({element}[n] y) {{ y = {op}({inputs}) }}", {})
 
 
 def test_reference(tmp_path: Path) -> None:
@@ -102,17 +98,8 @@ def test_reference(tmp_path: Path) -> None:
 
 def test_reference_of_bfloat16(tmp_path: Path) -> None:
     # Identity is among the few operators that ONNX Runtime has for bfloat16 on CPUs.
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])], "g",
-        [helper.make_tensor_value_info("x", TensorProto.BFLOAT16, ["n"])],
-        [helper.make_tensor_value_info("y", TensorProto.BFLOAT16, ["n"])],
-    )  # fmt: skip
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9),
-        tmp_path / "m.onnx",
-    )
     x = np.array([1, 2.5], ml_dtypes.bfloat16)
-    y = run_reference(tmp_path / "m.onnx", {"x": x})["y"]
+    y = run_reference(save(tmp_path / "m.onnx", TensorProto.BFLOAT16, "Identity"), {"x": x})["y"]
     assert y.dtype == ml_dtypes.bfloat16 and y.tolist() == [1, 2.5]
 
 

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import launcher
 from launcher.serving.batching import Batching
@@ -19,25 +17,18 @@ from launcher.serving.tensor_model import TensorModel
 from launcher.serving.text_model import TextModel
 from tests.launcher.generation import tiny
 from tests.launcher.serving.running import Running, running
+from tests.sharding import graphs
 
 
 def save_model(path: Path) -> Path:
     """``y = relu(x @ w)`` of rows of 8 numbers, and the texts that come in as they are."""
-    weights = numpy_helper.from_array(np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32), "w")
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["h"]),
-        helper.make_node("Relu", ["h"], ["y"]),
-        helper.make_node("Identity", ["s"], ["t"]),
-    ]
-    ends = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8]),
-        helper.make_tensor_value_info("s", TensorProto.STRING, ["n"]),
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 16]),
-        helper.make_tensor_value_info("t", TensorProto.STRING, ["n"]),
-    ]
-    graph = helper.make_graph(nodes, "rows", ends[:2], ends[2:], [weights])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    weights = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+    text = """rows (float[n, 8] x, string[n] s) => (float[n, 16] y, string[n] t) {
+        h = MatMul(x, w)
+        y = Relu(h)
+        t = Identity(s)
+    }"""
+    return graphs.save(path, text, {"w": weights}, opset=17)
 
 
 @pytest.fixture(scope="session")

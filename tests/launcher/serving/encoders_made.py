@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import tokenizers as tk
 from onnx import TensorProto, helper, numpy_helper
+
+from tests.sharding import graphs
 
 WORDS = [
     "the",
@@ -139,11 +140,7 @@ class Plain:
     """The unsliced encoder in plain ONNX Runtime, one text at a time and nothing filled up."""
 
     def __init__(self, folder: Path) -> None:
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        self.session = onnxruntime.InferenceSession(
-            folder / "model.onnx", options, providers=["CPUExecutionProvider"]
-        )
+        self.session = graphs.session(folder / "model.onnx", optimized=False)
         self.tokenizer = tk.Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def tokens(self, text: str | Sequence[int]) -> Any:

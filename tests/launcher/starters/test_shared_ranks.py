@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from launcher.group import group
 from ranks.cache import weight_entries
 from ranks.weights.shared import automatic
 from sharding.demands.options import SliceOptions
 from sharding.slices.mesh import Mesh
+from tests.sharding import graphs
 
 WIDTH = 1024
 LAYERS = 6
@@ -25,20 +25,12 @@ WEIGHTS = LAYERS * WIDTH * WIDTH * 4
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 MB of weights, all of which are packed."""
     random = np.random.default_rng(0)
+    shape = (WIDTH, WIDTH)
+    weights = {f"w{i}": (random.standard_normal(shape) / 32).astype(np.float32) for i in range(LAYERS)}
     names = ["x", *(f"y{index}" for index in range(LAYERS))]
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", [names[i], f"w{i}"], [names[i + 1]]) for i in range(LAYERS)],
-        "mlp",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", WIDTH])],
-        [helper.make_tensor_value_info(names[-1], TensorProto.FLOAT, ["batch", WIDTH])],
-        [
-            numpy_helper.from_array((random.standard_normal((WIDTH, WIDTH)) / 32).astype(np.float32), f"w{i}")
-            for i in range(LAYERS)
-        ],
-    )
-    path = tmp_path_factory.mktemp("model") / "m.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    body = " ".join(f"{names[i + 1]} = MatMul({names[i]}, w{i})" for i in range(LAYERS))
+    text = f"m (float[batch, {WIDTH}] x) => (float[batch, {WIDTH}] {names[-1]}) {{ {body} }}"
+    return graphs.save(tmp_path_factory.mktemp("model") / "m.onnx", text, weights)
 
 
 def private_bytes(pid: int) -> int:
@@ -55,11 +47,7 @@ def run(model: Path, **environment: str) -> list[int]:
     with group.start(model, ranks=2, options=options, environment=environment, timeout=60) as ranks:
         result = ranks.predict({"x": x})[ranks.outputs[0].name]
         memory = [private_bytes(stats.pid) for stats in ranks.stats]
-    options_ = ort.SessionOptions()
-    options_.intra_op_num_threads = 1
-    (plain,) = ort.InferenceSession(str(model), options_, providers=["CPUExecutionProvider"]).run(
-        None, {"x": x}
-    )
+    (plain,) = graphs.session(model).run(None, {"x": x})
     assert np.abs(result - plain).max() <= 1e-4 * np.abs(plain).max()
     return memory
 

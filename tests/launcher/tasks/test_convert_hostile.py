@@ -14,11 +14,12 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from launcher.cli import main
 from sharding.importers import write
 from sharding.importers.checkpoints import rename
+from tests.sharding import graphs
 
 W = np.arange(12, dtype=np.float32).reshape(4, 3)
 Convert = Callable[..., str]
@@ -27,14 +28,9 @@ Convert = Callable[..., str]
 def save_model(path: Path, dtype: int = TensorProto.FLOAT, name: str = "w") -> None:
     """y = x w."""
     weight = W.astype(helper.tensor_dtype_to_np_dtype(dtype))
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", name], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", dtype, ["n", 4])],
-        [helper.make_tensor_value_info("y", dtype, ["n", 3])],
-        [numpy_helper.from_array(weight, name)],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    kind = TensorProto.DataType.Name(dtype).lower()
+    text = f"m ({kind}[n, 4] x) => ({kind}[n, 3] y) {{ y = MatMul(x, {name}) }}"
+    graphs.save(path, text, {name: weight})
 
 
 def save_weights(path: Path, **arrays: Any) -> None:

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
 
 from launcher.cli import main
 from launcher.job import inputs
 from ranks.common.tensors import element_dtype, is_extended
 from ranks.talk import wire
+from tests.sharding import graphs
 
 X = np.random.default_rng(4).standard_normal((20, 8))
 
@@ -23,23 +22,12 @@ X = np.random.default_rng(4).standard_normal((20, 8))
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """float64 scores and the number of the greatest, as int64."""
+    text = """m (double[n, 8] x) => (double[n, 6] scores, int64[n] class) {
+        scores = MatMul(x, w)
+        class = ArgMax <axis = 1, keepdims = 0> (scores)
+    }"""
     weight = np.random.default_rng(5).standard_normal((8, 6))
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "w"], ["scores"]),
-            helper.make_node("ArgMax", ["scores"], ["class"], axis=1, keepdims=0),
-        ],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.DOUBLE, ["n", 8])],
-        [
-            helper.make_tensor_value_info("scores", TensorProto.DOUBLE, ["n", 6]),
-            helper.make_tensor_value_info("class", TensorProto.INT64, ["n"]),
-        ],
-        [onnx.numpy_helper.from_array(weight, "w")],
-    )
-    path = tmp_path / "m.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
-    return path
+    return graphs.save(tmp_path / "m.onnx", text, {"w": weight})
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from ranks.evaluation import compressed
 from sharding import slice_model
 from tests.launcher.cli_tools import copied as shardrun
 from tests.launcher.cli_tools import environment, mpirun, save_mlp
+from tests.sharding import graphs
 
 RANDOM = np.random.default_rng(3)
 X = RANDOM.standard_normal((101, 8)).astype(np.float32)
@@ -161,15 +162,8 @@ def test_label_is_found_or_named(model: Path, tmp_path: Path, reference: Any) ->
 
 
 def test_other_outputs_and_nan(tmp_path: Path) -> None:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in ("root", "same")]
-    nodes = [helper.make_node("Sqrt", ["x"], ["root"]), helper.make_node("Identity", ["x"], ["same"])]
-    graph = helper.make_graph(nodes, "g", [x], outputs)
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
-        tmp_path / "m.onnx",
-    )
-    loaded = built(tmp_path / "m.onnx")
+    text = "m (float[n, 3] x) => (float[n, 3] root, float[n, 3] same) { root = Sqrt(x) same = Identity(x) }"
+    loaded = built(graphs.save(tmp_path / "m.onnx", text, {}))
     values = np.array([[1, 4, 9], [-1, 0, 4], [0, 1, 0]], np.float32)
     pairs = [(values, np.array([2, 2, 1]))]
     with pytest.warns(UserWarning, match="1 of 3 samples have NaN in their prediction"):
@@ -276,14 +270,8 @@ def test_pipes_arrays_that_are_there_twice_and_more_than_fits_into_memory(
 
 
 def test_a_sequence_is_no_prediction(tmp_path: Path) -> None:
-    graph = helper.make_graph(
-        [helper.make_node("SplitToSequence", ["x"], ["parts"], axis=0)],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])],
-        [helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, None)],
-    )
-    path = tmp_path / "s.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    text = "m (float[n, 8] x) => (seq(float[]) parts) { parts = SplitToSequence <axis = 0> (x) }"
+    path = graphs.save(tmp_path / "s.onnx", text, {})
     np.savez(tmp_path / "d.npz", x=X, label=LABELS)
     with pytest.raises(RuntimeError, match="the output 'parts' is a sequence or a map"):
         built(path).eval(tmp_path / "d.npz", "accuracy")
@@ -364,15 +352,7 @@ resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_data_are_not_held_in_memory(tmp_path: Path, save: Any) -> None:
     rows = 150_000
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"])], "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 256])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 256])],
-    )  # fmt: skip
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
-        tmp_path / "m.onnx",
-    )
+    graphs.save(tmp_path / "m.onnx", "m (float[n, 256] x) => (float[n, 256] y) { y = Relu(x) }", {})
     part = np.ones((64, 256), np.float32)
     np.savez(tmp_path / "small.npz", x=part, label=part)
     save(tmp_path / "large.npz", x=np.ones((rows, 256), np.float32), label=np.zeros((rows, 256), np.int8))

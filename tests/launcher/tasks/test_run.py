@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
 
 from launcher import cli
 from launcher.errors import RankFailedError
@@ -25,6 +23,7 @@ from sharding.slices.manifest import read_manifest
 from tests.launcher import processes
 from tests.launcher.cli_tools import copied as shardrun
 from tests.launcher.cli_tools import environment, mpirun, run, save_mlp
+from tests.sharding import graphs
 
 
 @pytest.fixture(scope="module")
@@ -118,15 +117,9 @@ def test_verify_notices_another_model(slices: Path, tmp_path: Path) -> None:
 
 
 def test_verify_against_a_model_with_other_inputs_starts_nothing(slices: Path, tmp_path: Path) -> None:
-    value = helper.make_tensor_value_info
-    for kind, name in ((TensorProto.FLOAT, "other"), (TensorProto.INT64, "x")):
-        graph = helper.make_graph(
-            [helper.make_node("Identity", [name], ["y"])],
-            "g",
-            [value(name, kind, [1])],
-            [value("y", kind, [1])],
-        )
-        onnx.save(helper.make_model(graph), tmp_path / "wrong.onnx")
+    for kind, name in (("float", "other"), ("int64", "x")):
+        text = f"m ({kind}[1] {name}) => ({kind}[1] y) {{ y = Identity({name}) }}"
+        graphs.save(tmp_path / "wrong.onnx", text, {})
         done = shardrun("run", slices, "--verify", "--against", "wrong.onnx", cwd=tmp_path)
         found = "none of that name" if name == "other" else "int64"
         assert done.returncode == 2 and not done.stdout

@@ -42,7 +42,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(
         path.write_bytes(b"other bytes")
         return "of neither"
 
-    monkeypatch.setattr(cache_folder, "hash_file", change)
+    monkeypatch.setattr(cache_folder, "sha256_of", change)
     remembered_hash(file)
     assert recall(file, "file") is None
 

@@ -14,12 +14,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 import ranks
 from ranks import Converter, DataType, FmkType, Format, Model, ModelType, Tensor, compat
 from ranks.errors import ShardrunError
 from tests.launcher.cli_tools import save_mlp
+from tests.sharding import graphs
 
 pytestmark = pytest.mark.usefixtures("single")
 DATA = Path(__file__).parents[2] / "data" / "mindir"
@@ -165,16 +166,8 @@ def test_fixed_lengths_and_an_inference_at_the_end(tmp_path: Path) -> None:
 
 
 def test_an_inference_that_fails(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Reshape", ["x", "to"], ["y"])]
-    graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.array([7], np.int64), "to")],
-    )  # fmt: skip
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
-        tmp_path / "m.onnx",
-    )
+    text = "m (float[n, 3] x) => (float[k] y) { y = Reshape(x, to) }"
+    graphs.save(tmp_path / "m.onnx", text, {"to": np.array([7])})
     converter = Converter()
     converter.infer = True
     with pytest.raises(RuntimeError, match=r"^Converter model failed! model_file is .*m\.onnx, error is "):

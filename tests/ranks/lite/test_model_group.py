@@ -15,13 +15,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import ranks
 from ranks import Context, Model, ModelGroup, ModelGroupFlag, ModelType
 from ranks.errors import ModelError, ShardrunError
 from ranks.lite import membership, workspace
 from tests.ranks.api_models import linear, linear_ranks
+from tests.sharding import graphs
 
 ROOT = Path(__file__).parents[3]
 
@@ -211,15 +211,7 @@ def test_shapes_of_no_input(paths: list[str]) -> None:
 
 
 def test_a_model_that_takes_no_numbers(tmp_path: Path) -> None:
-    node = helper.make_node("Identity", ["x"], ["y"])
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.STRING, [1])],
-        [helper.make_tensor_value_info("y", TensorProto.STRING, [1])],
-    )
-    path = tmp_path / "text.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    path = graphs.save(tmp_path / "text.onnx", "m (string[1] x) => (string[1] y) { y = Identity(x) }", {})
     with pytest.raises(ModelError, match=r"input 'x' of .*text\.onnx takes no numbers, so no zeros"):
         workspace.measure(job(str(path)))
 
@@ -282,22 +274,10 @@ def encoders(folder: Path, width: int = 1024) -> list[str]:
     made = []
     for name in ("first", "second"):
         own = random.standard_normal((width, 4)).astype(np.float32)
-        weights: list[np.ndarray[Any, Any]] = [*shared, own]
-        nodes = []
-        value = "x"
-        for index in range(len(weights)):
-            nodes.append(helper.make_node("MatMul", [value, f"{name}_{index}"], [f"v{index}"]))
-            value = f"v{index}"
-        graph = helper.make_graph(
-            nodes,
-            name,
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", width])],
-            [helper.make_tensor_value_info(value, TensorProto.FLOAT, ["n", 4])],
-            [numpy_helper.from_array(weight, f"{name}_{index}") for index, weight in enumerate(weights)],
-        )
-        path = folder / f"{name}.onnx"
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-        made.append(str(path))
+        weights = {f"{name}_{index}": weight for index, weight in enumerate([*shared, own])}
+        body = f"v0 = MatMul(x, {name}_0) v1 = MatMul(v0, {name}_1) v2 = MatMul(v1, {name}_2)"
+        text = f"{name} (float[n, {width}] x) => (float[n, 4] y) {{ {body} y = MatMul(v2, {name}_3) }}"
+        made.append(str(graphs.save(folder / f"{name}.onnx", text, weights)))
     return made
 
 

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from ranks import Context, Model, ModelGroup, ModelGroupFlag, ModelParallelRunner, ModelType, Tensor
 from ranks.errors import ShardrunError
 from tests.launcher.inspection.test_no_tensors import CASES, _same, _save
+from tests.sharding import graphs
 
 pytestmark = [
     pytest.mark.usefixtures("single"),
@@ -31,21 +30,14 @@ DECLARED: dict[str, Any] = {
 
 def odd(path: Path, declared: Any) -> str:
     """y[n, 128, 1] of x[n, 64], declared otherwise."""
-    weight = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "w"], ["m"]),
-            helper.make_node("Shape", ["m"], ["s"]),
-            helper.make_node("Concat", ["s", "one"], ["to"], axis=0),
-            helper.make_node("Reshape", ["m", "to"], ["y"]),
-        ],
-        "odd",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, declared)],
-        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.array([1], np.int64), "one")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return str(path)
+    lengths = f"[{', '.join(map(str, declared))}]" if declared else ""
+    text = f"""odd (float[n, 64] x) => (float{lengths} y) {{
+        m = MatMul(x, w)
+        s = Shape(m)
+        to = Concat <axis = 0> (s, one)
+        y = Reshape(m, to)
+    }}"""
+    return str(graphs.save(path, text, {"w": graphs.array(64, 128), "one": np.array([1])}))
 
 
 def session(path: str) -> ort.InferenceSession:

@@ -26,6 +26,7 @@ from sharding import slice_model
 from sharding.demands.options import SliceOptions
 from sharding.slices.mesh import Mesh
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
+from tests.sharding import graphs
 
 RANDOM = np.random.default_rng(11)
 W1 = RANDOM.standard_normal((8, 16)).astype(np.float32)
@@ -87,12 +88,7 @@ def converted(path: Path, precision: Precision) -> onnx.ModelProto:
 
 
 def run(model: onnx.ModelProto, **feeds: Any) -> list[Any]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return list(session.run(None, feeds))
+    return list(graphs.session(model).run(None, feeds))
 
 
 def element_types(model: onnx.ModelProto) -> dict[str, int]:

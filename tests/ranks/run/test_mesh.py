@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 from ranks.errors import ModelError, ShardError, ShardrunError
@@ -17,6 +16,7 @@ from sharding.slices.mesh import Mesh
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks, same_everywhere
 from tests.ranks.mesh_models import describe, feeds_of, save_mesh, stage_model, whole
 from tests.ranks.rank_models import model, node, save, value
+from tests.sharding import graphs
 
 MESHES = [
     {"pipeline": 2},
@@ -33,10 +33,8 @@ MESHES = [
 
 
 def reference(stages: int, feeds: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-    options = ort.SessionOptions()  # its optimizers take axes of one symbol to be of one length
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    model = whole(stages).SerializeToString()
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    # Its optimizers take axes of one symbol to be of one length.
+    session = graphs.session(whole(stages), optimized=False)
     return list(session.run(None, feeds))
 
 

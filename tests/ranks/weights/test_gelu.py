@@ -8,50 +8,42 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ranks.sessions.session import SessionConfig, create
 from ranks.weights.prepared.gelu import fuse_gelu
 from ranks.weights.prepared.store import Store
+from tests.sharding import graphs
 
 X = np.random.default_rng(1).standard_normal((3, 256)).astype(np.float32) * 3
+GELU = """
+<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]>
+gelu (float[n, 256] x) => (float[n, 256] y) {
+  p = MatMul(x, w)
+  scaled = Div(p, root)
+  erf = Erf(scaled)
+  added = Add(erf, one)
+  halved = Mul(half, added)
+  gelu = Mul(p, halved)
+  y = MatMul(gelu, w)
+}
+"""
 
 
 def model(change: Callable[[onnx.GraphProto], object] = lambda _: None) -> onnx.ModelProto:
     """x W, its Gelu as torch.onnx.export(dynamo=True) writes it, and a product after it."""
-    constants = {"root": math.sqrt(2), "one": 1.0, "half": 0.5}
-    weights = np.random.default_rng(2).standard_normal((256, 256)).astype(np.float32) / 16
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["p"]),
-        helper.make_node("Div", ["p", "root"], ["scaled"]),
-        helper.make_node("Erf", ["scaled"], ["erf"]),
-        helper.make_node("Add", ["erf", "one"], ["added"]),
-        helper.make_node("Mul", ["half", "added"], ["halved"]),
-        helper.make_node("Mul", ["p", "halved"], ["gelu"]),
-        helper.make_node("MatMul", ["gelu", "w"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "gelu",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 256])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 256])],
-        [numpy_helper.from_array(np.array(value, np.float32), name) for name, value in constants.items()]
-        + [numpy_helper.from_array(weights, "w")],
-    )
-    change(graph)
-    opset = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
-    made = helper.make_model(graph, opset_imports=opset, ir_version=9)
+    held = {"root": math.sqrt(2), "one": 1.0, "half": 0.5}
+    weights = {name: np.array(value, np.float32) for name, value in held.items()}
+    weights["w"] = np.random.default_rng(2).standard_normal((256, 256)).astype(np.float32) / 16
+    made = graphs.model(GELU, weights)
+    change(made.graph)
     onnx.checker.check_model(made)
     return made
 
 
 def answers(made: onnx.ModelProto) -> list[np.ndarray]:
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, {"x": X}))
+    return list(graphs.session(made, optimized=False).run(None, {"x": X}))
 
 
 def multiplied(graph: onnx.GraphProto) -> None:

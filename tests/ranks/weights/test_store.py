@@ -30,6 +30,9 @@ from ranks.sessions.session import SessionConfig, create
 from ranks.weights.prepared import keys
 from ranks.weights.prepared.store import Store, default_store
 from sharding.slices.manifest import sha256_of
+from tests.ranks import rank_models
+from tests.ranks.rank_models import value
+from tests.sharding import graphs
 
 ROOT = Path(__file__).parents[3]
 CONFIG = SessionConfig(threads=1)
@@ -48,21 +51,15 @@ def weight(seed: int, *shape: int) -> np.ndarray[Any, Any]:
     return (np.random.default_rng(seed).standard_normal(shape) / 16).astype(np.float32)
 
 
-def mlp(seeds: tuple[int, ...] = (1, 2), size: int = SIZE, activation: str = "Gelu") -> onnx.ModelProto:
+def mlp(seeds: tuple[int, ...] = (1, 2), size: int = SIZE) -> onnx.ModelProto:
     """Products with square weights, one after the other."""
     nodes, name = [], "x"
     for index, _ in enumerate(seeds):
         nodes.append(helper.make_node("MatMul", [name, f"w{index}"], [f"p{index}"]))
         nodes.append(helper.make_node("Tanh", [f"p{index}"], [f"y{index}"]))
         name = f"y{index}"
-    graph = helper.make_graph(
-        nodes,
-        "mlp",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", size])],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size])],
-        [numpy_helper.from_array(weight(seed, size, size), f"w{i}") for i, seed in enumerate(seeds)],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    weights = {f"w{i}": weight(seed, size, size) for i, seed in enumerate(seeds)}
+    return rank_models.model(nodes, [value("x", ["n", size])], [value(name, ["n", size])], weights)
 
 
 def save(model: onnx.ModelProto, path: Path, *, external: bool = False) -> Path:
@@ -74,11 +71,7 @@ def save(model: onnx.ModelProto, path: Path, *, external: bool = False) -> Path:
 
 
 def plain(model: Path | bytes, feeds: dict[str, Any]) -> list[Any]:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    source = model if isinstance(model, bytes) else str(model)
-    made = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    return list(made.run(None, feeds))
+    return list(graphs.session(model).run(None, feeds))
 
 
 def same(store: Store, model: Path | bytes, feeds: dict[str, Any], config: SessionConfig = CONFIG) -> None:
@@ -822,23 +815,14 @@ def test_a_session_holds_no_second_copy_of_its_graph(tmp_path: Path, store: Stor
 
 def test_types_that_nothing_infers_are_kept(tmp_path: Path, store: Store) -> None:
     """ONNX Runtime writes operators of its own into convolutions' graphs, and has no types for some."""
-    graph = helper.make_graph(
-        [
-            helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
-            helper.make_node("Relu", ["c"], ["r"]),
-            helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2]),
-            helper.make_node("Conv", ["p", "v"], ["y"]),
-        ],
-        "convolutions",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 32, "h", "w"])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 32, None, None])],
-        [
-            numpy_helper.from_array(weight(1, 32, 32, 3, 3), "w"),
-            numpy_helper.from_array(weight(2, 32, 32, 1, 1), "v"),
-        ],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    path = save(proto, tmp_path / "model.onnx")
+    text = """convolutions (float[n, 32, h, wide] x) => (float[n, 32, ?, ?] y) {
+        c = Conv <pads = [1, 1, 1, 1]> (x, w)
+        r = Relu(c)
+        p = MaxPool <kernel_shape = [2, 2]> (r)
+        y = Conv(p, v)
+    }"""
+    weights = {"w": weight(1, 32, 32, 3, 3), "v": weight(2, 32, 32, 1, 1)}
+    path = graphs.save(tmp_path / "model.onnx", text, weights, opset=17)
     session = create(path, replace(CONFIG, store=store), "model.onnx")
     assert store.opened
     feeds = {"x": weight(3, 2, 32, 8, 8)}

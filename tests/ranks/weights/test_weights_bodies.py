@@ -28,6 +28,7 @@ from tests.ranks import stand_in
 from tests.ranks.body_models import beam, models
 from tests.ranks.fake_cuda import FakeDriver
 from tests.ranks.rank_models import model, node, value
+from tests.sharding import graphs
 
 NAMES = tuple(models())
 
@@ -116,9 +117,7 @@ def odd() -> onnx.ModelProto:
 
 
 def answers(made: onnx.ModelProto) -> list[Any]:
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    plain = ort.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    plain = graphs.session(made, optimized=False)
     x = np.arange(3, dtype=np.float32)
     feeds = [{"x": x, "c": np.array(c), "d": np.array(d)} for c in (True, False) for d in (True, False)]
     return [found.tolist() for feed in feeds for found in plain.run(None, feed)]

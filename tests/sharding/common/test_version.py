@@ -6,13 +6,13 @@ import re
 from importlib import metadata
 from pathlib import Path
 
-import onnx
 import pytest
 
 import launcher
 from sharding import slice_model
 from sharding.common.version import version
 from sharding.slices.manifest import read_manifest
+from tests.sharding import graphs
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,13 +30,6 @@ def test_a_source_tree_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_slices_say_which_version_made_them(tmp_path: Path) -> None:
     assert launcher.__version__ == version()
-    value = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Relu", ["x"], ["y"])],
-        "g",
-        [value("x", onnx.TensorProto.FLOAT, [2])],
-        [value("y", onnx.TensorProto.FLOAT, [2])],
-    )
-    onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
+    graphs.save(tmp_path / "m.onnx", "m (float[2] x) => (float[2] y) { y = Relu(x) }", {})
     slice_model(tmp_path / "m.onnx", 1, tmp_path / "slices")
     assert read_manifest(tmp_path / "slices").created_by == f"shardrun {version()}"

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 import sharding
 from sharding.demands.options import SliceOptions
-from tests.sharding import lockstep
+from tests.sharding import graphs, lockstep
 from tests.sharding.planning.test_language_models import FORMS, Array, Builder, Feeds, feeds_of
 
 ROUNDED = ["llama-int4", "llama-int8", "llama-int4-zero-points", "gemma2-int4"]
@@ -88,21 +88,13 @@ def test_whole_sums_round_alike(name: str, ranks: int, tmp_path: Path) -> None:
 def test_sums_of_integers_are_exact(tmp_path: Path) -> None:
     """They are the same in any order, so that ranks may add up their parts."""
     random = np.random.default_rng(0)
-    weights = [
-        numpy_helper.from_array(random.integers(0, 9, (64, 64)).astype(np.uint8), name) for name in "ab"
-    ]
-    nodes = [
-        helper.make_node("MatMulInteger", ["x", "a"], ["y"]),
-        helper.make_node("Cast", ["y"], ["w"], to=TensorProto.UINT8),
-        helper.make_node("MatMulInteger", ["w", "b"], ["z"]),
-    ]
-    ends = [
-        helper.make_tensor_value_info("x", TensorProto.UINT8, [1, 64]),
-        helper.make_tensor_value_info("z", TensorProto.INT32, [1, 64]),
-    ]
-    graph = helper.make_graph(nodes, "sums", ends[:1], ends[1:], weights)
-    path = tmp_path / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    weights = {name: random.integers(0, 9, (64, 64)).astype(np.uint8) for name in "ab"}
+    text = """sums (uint8[1, 64] x) => (int32[1, 64] z) {
+      y = MatMulInteger(x, a)
+      w = Cast<to = 2>(y)
+      z = MatMulInteger(w, b)
+    }"""
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
     plain = sharding.plan_model(path, 2)
     asked = sharding.plan_model(path, 2, options=SliceOptions(sums="whole"))
     assert "AllReduce" in plain.collective_counts()
