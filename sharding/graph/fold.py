@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,6 +45,9 @@ _FOLDED = frozenset(
 )
 """Operators with which shapes, masks and scales are computed. For others, the reference implementation does
 not always give what ONNX Runtime gives, in the last bit or even in the type."""
+_IN_FLOAT = frozenset({"Pow", "ReduceProd"})
+"""Operators that ONNX Runtime computes in floating point for integers, too."""
+_EXACT = 2.0**53
 _GROWS = frozenset({"Expand", "Range", "ConstantOfShape", "Tile", "Pad", "NonZero"})
 
 
@@ -55,10 +58,11 @@ def evaluate(node: ir.Node, opset: int) -> ir.TensorProtocol | None:
     if (
         not node.inputs
         or node.op_type not in _FOLDED
+        or not is_alike(node, opset)
         or any(_has_graph(attribute) for attribute in node.attributes.values())
     ):
         return None
-    arrays: dict[str, object] = {}
+    arrays: dict[str, Array] = {}
     for value in node.inputs:
         if value is None:
             continue
@@ -66,6 +70,8 @@ def evaluate(node: ir.Node, opset: int) -> ir.TensorProtocol | None:
         if array is None:
             return None
         arrays[value.name or ""] = array
+    if node.op_type in _IN_FLOAT and not _is_exact(node.op_type, list(arrays.values())):
+        return None
     size = _output_size(node)
     if size is None or size > SMALL_ELEMENTS:
         return None
@@ -83,6 +89,59 @@ def evaluate(node: ir.Node, opset: int) -> ir.TensorProtocol | None:
     return tensor if wanted is None or tensor.dtype == wanted else None
 
 
+def is_alike(node: ir.Node, opset: int) -> bool:
+    """Whether onnx's reference implementation gives what ONNX Runtime gives, as far as the node tells."""
+    if node.op_type == "Softmax" and opset < 13:  # of a matrix with all axes from ``axis`` on in its rows
+        axis, shape = node.attributes.get_int("axis", 1), _shape(node.inputs[0])
+        return shape is not None and axis in {-1, len(shape) - 1}
+    if node.op_type == "Slice":
+        return _starts_inside(node)
+    if node.op_type == "Range":  # ONNX Runtime adds up the steps
+        return all(value is not None and not _is_float(value) for value in node.inputs)
+    return True
+
+
+def _starts_inside(node: ir.Node) -> bool:
+    """Whether a Slice that goes backwards begins within its axes: before them begins is at their first
+    element, for ONNX, and for numpy nothing is left."""
+    if len(node.inputs) < 5 or node.inputs[4] is None:
+        return True
+    shape = _shape(node.inputs[0])
+    given = [small_constant(item) for item in node.inputs[1:5] if item is not None]
+    if shape is None or len(given) < 4 or any(item is None for item in given):
+        return False
+    starts, _, axes, steps = (np.asarray(item).reshape(-1).tolist() for item in given)
+    return all(
+        step > 0 or start >= -shape[axis] for start, axis, step in zip(starts, axes, steps, strict=True)
+    )
+
+
+def _is_exact(op_type: str, arrays: list[Array]) -> bool:
+    """Whether a power or a product of integers is small enough to come out of floating point unchanged."""
+    first = arrays[0]
+    if first.dtype.kind not in "iu" or not first.size:
+        return True
+    numbers = np.abs(first.astype(np.float64))
+    with np.errstate(over="ignore"):
+        if op_type == "Pow":
+            most = numbers.max() ** max(float(arrays[-1].max(initial=0)), 0.0)
+        else:
+            most = np.maximum(numbers, 1).prod()
+    return bool(most < min(_EXACT, np.iinfo(first.dtype).max))
+
+
+def _shape(value: ir.Value | None) -> tuple[int, ...] | None:
+    """The lengths of all axes; None where one is not known."""
+    if value is None or value.shape is None:
+        return None
+    known = tuple(axis for axis in value.shape.dims if isinstance(axis, int))
+    return known if len(known) == len(value.shape.dims) else None
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype is None or value.dtype.is_floating_point()
+
+
 def _output_size(node: ir.Node) -> int | None:
     """Elements of the output; None where unknown, for an Expand or Range may be huge."""
     shape = node.outputs[0].shape
@@ -91,12 +150,12 @@ def _output_size(node: ir.Node) -> int | None:
     return math.prod(axis for axis in shape.dims if isinstance(axis, int))
 
 
-def _run(node: ir.Node, arrays: dict[str, object], opset: int) -> object:
+def _run(node: ir.Node, arrays: Mapping[str, Array], opset: int) -> object:
     """Evaluates one node with onnx's reference implementation."""
     from onnx.reference import ReferenceEvaluator
 
     evaluator = ReferenceEvaluator(program([node], node.outputs[0], arrays, opset))
-    return next(iter(evaluator.run(None, arrays)))
+    return next(iter(evaluator.run(None, dict(arrays))))
 
 
 def program(nodes: Iterable[ir.Node], value: ir.Value, inputs: Iterable[str], opset: int) -> onnx.ModelProto:
