@@ -354,8 +354,11 @@ def _source_name(name: str, weights: Mapping[str, Held]) -> str:
 
 def _read(path: Path) -> onnx.ModelProto:
     from ranks.models.model_file import read
+    from sharding.onnx_files.validity import demand_text
 
-    return read(path)
+    model = read(path)
+    demand_text(model, path)
+    return model
 
 
 def used(node: onnx.NodeProto) -> Used:
