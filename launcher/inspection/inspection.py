@@ -196,6 +196,7 @@ def shape_text(shape: Shape | None) -> str:
 def of_slices(folder: Path, manifest: Manifest, dims: Mapping[str, int]) -> Inspection:
     """Looks into a slice folder. Raises `ShardrunError` for a rank model that cannot be read."""
     from ranks.models.model_file import read
+    from sharding.onnx_files.validity import demand_text
 
     mesh = manifest.mesh
     dims = {**manifest.lengths, **dims}
@@ -208,7 +209,10 @@ def of_slices(folder: Path, manifest: Manifest, dims: Mapping[str, int]) -> Insp
             if stage in item.stages
         }
         talks = [c for c in manifest.collectives if c.stage == stage]
-        graph = read(_model_of(folder, manifest, stage)).graph
+        path = _model_of(folder, manifest, stage)
+        model = read(path)
+        demand_text(model, path)
+        graph = model.graph
         stages.update((item.name, stage) for item in graph.output)
         nodes = [used(node) for node in nodes_in_turn(graph)]
         layers += _layers(nodes, held, talks, Place(stage, mesh.length("tensor"), dims))

@@ -65,8 +65,10 @@ def summarize(path: Path, key: Key | None = None) -> ModelSummary:
     """
     from ranks.models.model_file import find, read
     from sharding.importers import import_model, is_imported
+    from sharding.onnx_files.validity import demand_text
 
     model = import_model(path, key=key) if is_imported(path) else read(find(path).path)
+    demand_text(model, path)
     graph = model.graph
     nodes = Counter(
         f"{node.domain}.{node.op_type}" if node.domain not in {"", "ai.onnx"} else node.op_type

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import warnings
 
+from sharding.common.text import printable
+
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns at the innermost line that is not this package's."""
@@ -13,7 +15,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "ranks":
         frame = frame.f_back
         level += 1
-    warnings.warn(message, category, stacklevel=level)
+    warnings.warn(printable(message), category, stacklevel=level)  # it may quote a file
 
 
 class Notices:

@@ -49,6 +49,9 @@ _FOLDED = frozenset(
 )
 """Operators with which shapes, masks and scales are computed. For others, the reference implementation does
 not always give what ONNX Runtime gives, in the last bit or even in the type."""
+_IN_FLOAT = frozenset({"Pow", "ReduceProd"})
+"""Operators that ONNX Runtime computes in floating point for integers, too."""
+_EXACT = 2.0**53
 _GROWS = frozenset({"Expand", "Range", "ConstantOfShape", "Tile", "Pad", "NonZero"})
 
 
@@ -59,11 +62,14 @@ def evaluate(node: ir.Node, opset: int) -> ir.TensorProtocol | None:
     if (
         not node.inputs
         or node.op_type not in _FOLDED
+        or not is_alike(node, opset)
         or any(_has_graph(attribute) for attribute in node.attributes.values())
     ):
         return None
     arrays = [None if value is None else small_constant(value) for value in node.inputs]
     if any(value is not None and array is None for value, array in zip(node.inputs, arrays, strict=True)):
+        return None
+    if node.op_type in _IN_FLOAT and not _is_exact(node.op_type, [array for array in arrays if array is not None]):
         return None
     size = _output_size(node)
     if size is None or size > SMALL_ELEMENTS:
@@ -78,6 +84,59 @@ def evaluate(node: ir.Node, opset: int) -> ir.TensorProtocol | None:
     tensor = ir.tensor(result.copy())
     wanted = node.outputs[0].dtype
     return tensor if wanted is None or tensor.dtype == wanted else None
+
+
+def is_alike(node: ir.Node, opset: int) -> bool:
+    """Whether onnx's reference implementation gives what ONNX Runtime gives, as far as the node tells."""
+    if node.op_type == "Softmax" and opset < 13:  # of a matrix with all axes from ``axis`` on in its rows
+        axis, shape = node.attributes.get_int("axis", 1), _shape(node.inputs[0])
+        return shape is not None and axis in {-1, len(shape) - 1}
+    if node.op_type == "Slice":
+        return _starts_inside(node)
+    if node.op_type == "Range":  # ONNX Runtime adds up the steps
+        return all(value is not None and not _is_float(value) for value in node.inputs)
+    return True
+
+
+def _starts_inside(node: ir.Node) -> bool:
+    """Whether a Slice that goes backwards begins within its axes: before them begins is at their first
+    element, for ONNX, and for numpy nothing is left."""
+    if len(node.inputs) < 5 or node.inputs[4] is None:
+        return True
+    shape = _shape(node.inputs[0])
+    given = [small_constant(item) for item in node.inputs[1:5] if item is not None]
+    if shape is None or len(given) < 4 or any(item is None for item in given):
+        return False
+    starts, _, axes, steps = (np.asarray(item).reshape(-1).tolist() for item in given)
+    return all(
+        step > 0 or start >= -shape[axis] for start, axis, step in zip(starts, axes, steps, strict=True)
+    )
+
+
+def _is_exact(op_type: str, arrays: list[Array]) -> bool:
+    """Whether a power or a product of integers is small enough to come out of floating point unchanged."""
+    first = arrays[0]
+    if first.dtype.kind not in "iu" or not first.size:
+        return True
+    numbers = np.abs(first.astype(np.float64))
+    with np.errstate(over="ignore"):
+        if op_type == "Pow":
+            most = numbers.max() ** max(float(arrays[-1].max(initial=0)), 0.0)
+        else:
+            most = np.maximum(numbers, 1).prod()
+    return bool(most < min(_EXACT, np.iinfo(first.dtype).max))
+
+
+def _shape(value: ir.Value | None) -> tuple[int, ...] | None:
+    """The lengths of all axes; None where one is not known."""
+    if value is None or value.shape is None:
+        return None
+    known = tuple(axis for axis in value.shape.dims if isinstance(axis, int))
+    return known if len(known) == len(value.shape.dims) else None
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype is None or value.dtype.is_floating_point()
 
 
 def _output_size(node: ir.Node) -> int | None:

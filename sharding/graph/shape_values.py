@@ -106,10 +106,18 @@ def slice_target(shape: Sequence[Dim], count: int, bounds: Sequence[Known | None
         step = 1 if len(bounds) < 4 else None if steps is None else steps.reshape(-1)[place]
         length = lengths[axis]
         if all(type(item) is int for item in (first, last, step, length)) and step:
-            lengths[axis] = len(range(*slice(first, last, step).indices(length)))
+            lengths[axis] = len(range(*_bounds(first, last, step, length)))
         elif not (first == 0 and step == 1 and last is not None and (last == length or _is_end(last))):
             lengths[axis] = at_most(length, last) if first == 0 and step == 1 else None
     return tuple(lengths)
+
+
+def _bounds(start: int, end: int, step: int, length: int) -> tuple[int, int, int]:
+    """Start, end and step of a Slice along an axis, as of `range`. Backwards, a start before the first
+    element is the first one in ONNX; in Python nothing is left."""
+    if step < 0:
+        start = max(start, -length)
+    return slice(start, end, step).indices(length)
 
 
 def at_most(length: Dim, bound: object) -> Dim:
@@ -158,7 +166,9 @@ def _slice(attributes: Mapping[str, object], inputs: Sequence[Known | None]) -> 
             return None
         start, end = (_number(item) for item in inputs[1:3])
         step = _number(inputs[4]) if len(inputs) > 4 else 1
-    return data[slice(start, end, step)]
+    if not step:
+        return None
+    return data[np.arange(*_bounds(start, end, step, data.size))]
 
 
 def _number(value: Known | None) -> int:

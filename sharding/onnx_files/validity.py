@@ -13,6 +13,7 @@ from sharding.onnx_files.walk import graphs_in, nodes_in, subgraphs
 
 if TYPE_CHECKING:
     import onnx
+    from google.protobuf.message import Message
 
 MAX_VERSION = 10_000
 """The highest version of the format and of operators: far beyond any that there will be."""
@@ -143,6 +144,25 @@ def _forget_maps(proto: onnx.ModelProto, path: Path) -> None:
     for holder in holders:
         for value in [value for value in holder.value_info if has_map(value.type)]:
             holder.value_info.remove(value)
+
+
+def demand_text(proto: onnx.ModelProto, path: Path) -> None:
+    """Raises `ModelError` for names and the like that are not UTF-8: protobuf gives them as bytes.
+
+    For models that are shown, and not checked.
+    """
+    from google.protobuf.descriptor import FieldDescriptor
+
+    pending: list[Message] = [proto]
+    while pending:
+        for field, value in pending.pop().ListFields():
+            if field.type not in {FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE}:
+                continue
+            values = [value] if isinstance(value, str | bytes) or hasattr(value, "ListFields") else value
+            if field.type == FieldDescriptor.TYPE_MESSAGE:
+                pending += values
+            elif not all(isinstance(item, str) for item in values):
+                raise ModelError(f"{path} is damaged: a text in it ({field.name}) is not UTF-8.")
 
 
 RUNTIME_OWN = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})

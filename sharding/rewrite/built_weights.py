@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sharding.graph.fold import SMALL_ELEMENTS, program
+from sharding.graph.fold import SMALL_ELEMENTS, is_alike, program
 from sharding.graph.values import replace_by_constant
 from sharding.onnx_files.tensors import locate
 
@@ -42,6 +42,8 @@ def chain(value: ir.Value, graph: ir.Graph, operators: Collection[str]) -> list[
                 return []
             continue
         if node.op_type not in operators or node.domain or current in outputs or not _known(current):
+            return []
+        if not is_alike(node, graph.opset_imports.get("", 1)):
             return []
         if node not in nodes:
             nodes[node] = None

@@ -114,6 +114,26 @@ def test_a_gather_waits_for_nothing_but_itself(monkeypatch: pytest.MonkeyPatch) 
     on_ranks(SIZE, work)
 
 
+def test_a_part_tells_the_library_ranks_of_the_whole() -> None:
+    """Its own callers name roots and peers by their places in the part."""
+
+    def work(world: FakeCommunicator) -> None:
+        part = on_threads(world).split(((0, 2), (1, 3)))
+        mine, other = torch.full((2,), float(world.rank)), float((world.rank + 2) % 4)
+        for root in range(2):
+            buffer = mine.clone()
+            part.broadcast(buffer, root)
+            assert buffer.tolist() == [float(part.members[root])] * 2
+        part.send(mine, 1 - part.rank)
+        found = torch.empty(2)
+        part.recv(found, 1 - part.rank)
+        assert found.tolist() == [other] * 2
+        part.all_reduce(mine)
+        assert mine.tolist() == [world.rank + other] * 2
+
+    on_ranks(4, work)
+
+
 def test_a_type_that_the_library_refuses_is_an_error_of_ours() -> None:
     def work(world: FakeCommunicator) -> None:
         group = on_threads(world)

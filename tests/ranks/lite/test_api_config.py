@@ -151,6 +151,12 @@ def test_unknown_section_and_key_are_named(tmp_path: Path) -> None:
         config.load("", {"ms_cache": {"a": "b"}})
 
 
+def test_what_a_warning_quotes_is_on_one_line(tmp_path: Path) -> None:
+    """A name in a file may hold a terminal's commands."""
+    with pytest.warns(UserWarning, match=r"^unknown section \[a\\x1b\[2J\] in .* is ignored\.$"):
+        config.load(write(tmp_path, "[a\x1b[2J]\n"))
+
+
 def test_known_options_without_effect_are_named(tmp_path: Path) -> None:
     path = write(tmp_path, "[gpu_context]\nopt_dims=[2]\ndump_ops=a\n")
     words = r"no effect here: \[gpu_context\] opt_dims, \[gpu_context\] dump_ops."

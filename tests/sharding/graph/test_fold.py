@@ -106,3 +106,29 @@ def test_folded_casts(tmp_path: Path, to: int) -> None:
         path = graphs.save(tmp_path / "model.onnx", body, {"a": values})
         sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
         lockstep.assert_same(tmp_path / "slices", path, {}, tolerance=0)
+
+
+@pytest.mark.parametrize(
+    ("body", "constants"),
+    [
+        pytest.param("t = Slice(a, s, e, zero, minus)", {"a": np.arange(5)}, id="Slice"),
+        pytest.param("h = Shape(x) t = Slice(h, s, e, zero, minus)", {}, id="Slice of a shape"),
+        pytest.param("t = ReduceProd(a)", {"a": np.asarray([1 << 40, 1 << 40])}, id="ReduceProd"),
+        pytest.param("t = Pow(a, b)", {"a": np.asarray([2, 3]), "b": np.asarray([64])}, id="Pow"),
+        pytest.param(
+            "r = Range(a, b, c) f = Ceil(r) t = Cast<to = 7>(f)",
+            {"a": np.float32(-1.5), "b": np.float32(0.9), "c": np.float32(0.3)},
+            id="Range",
+        ),
+    ],
+)
+def test_where_onnxs_reference_answers_otherwise(
+    tmp_path: Path, body: str, constants: dict[str, Array]
+) -> None:
+    text = f"g (float[n, 4] x) => (int64[k] y) {{ {body} flat = Reshape(t, one) y = Neg(flat) }}"
+    bounds = {"s": [-100], "e": [-(1 << 62)], "zero": [0], "minus": [-1]}
+    used = {name: np.asarray(value) for name, value in bounds.items() if "Slice" in body}
+    used["one"] = np.asarray([-1])
+    path = graphs.save(tmp_path / "model.onnx", text, {**used, **constants})
+    sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
+    lockstep.assert_same(tmp_path / "slices", path, {"x": array(3, 4)}, tolerance=0)

@@ -172,3 +172,11 @@ def test_only_a_transposition_of_the_result_stays(tmp_path: Path) -> None:
     (own,) = [numpy_helper.to_array(item) for item in held.graph.initializer if item.name == "d"]
     whole = weights["v"] / np.linalg.norm(weights["v"])
     np.testing.assert_allclose(own, whole[32:], rtol=1e-6)
+
+
+def test_a_softmax_of_before_opset_13(tmp_path: Path) -> None:
+    """All axes from the given one on are one, of which onnx's reference implementation knows nothing."""
+    text = "g (float[n, 16] x) => (float[n, 8] y) { s = Softmax<axis = 0>(v) y = MatMul(x, s) }"
+    path = graphs.save(tmp_path / "model.onnx", text, {"v": graphs.array(16, 8)}, opset=12)
+    sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, 16)})
