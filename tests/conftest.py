@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import models
 
@@ -16,6 +17,10 @@ _TORCHRUN_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MAST
 _RANK_NAMES = _TORCHRUN_NAMES | {"RANK_ID", "DEVICE_ID", "RANK_SIZE", "RANK_TABLE_FILE"}
 _KEPT = {"SHARDRUN_TEST_CACHE"}
 
+
+# How long an example takes, and to make one, says more of what else runs than of the code.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 # Before a test module imports ONNX Runtime, which reads it then and would leave a temporary file (.ses).
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -69,7 +69,9 @@ def evaluate(node: ir.Node, opset: int) -> ir.TensorProtocol | None:
     arrays = [None if value is None else small_constant(value) for value in node.inputs]
     if any(value is not None and array is None for value, array in zip(node.inputs, arrays, strict=True)):
         return None
-    if node.op_type in _IN_FLOAT and not _is_exact(node.op_type, [array for array in arrays if array is not None]):
+    if node.op_type in _IN_FLOAT and not _is_exact(
+        node.op_type, [array for array in arrays if array is not None]
+    ):
         return None
     size = _output_size(node)
     if size is None or size > SMALL_ELEMENTS:
