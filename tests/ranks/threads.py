@@ -13,11 +13,11 @@ from typing import Any
 SECONDS = 30
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for what another thread does; fails the test where it does not."""
+def until(condition: Callable[[], object], what: str = "") -> None:
+    """Waits for what another thread or process does; fails the test, with ``what``, where it does not."""
     deadline = time.monotonic() + SECONDS
     while not condition():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, what
         time.sleep(0.001)
 
 

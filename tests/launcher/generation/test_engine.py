@@ -26,6 +26,7 @@ from tests.launcher.generation import tiny
 from tests.launcher.generation.table import VOCABULARY, TableDecoder, TableSequence
 from tests.ranks.state_models import FORMS
 from tests.ranks.state_models import VOCABULARY as SMALL
+from tests.ranks.threads import until
 
 RANDOM = np.random.default_rng(1)
 PROMPTS = [RANDOM.integers(1, SMALL, count).tolist() for count in (5, 23, 1, 12, 31, 8)]
@@ -50,14 +51,6 @@ def decoder(
         made = decoder_of(program_of(group))
         assert isinstance(made, ResidentDecoder)
         yield made
-
-
-def closing(condition: Any) -> None:
-    """Waits until something is so."""
-    end = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def slowly(decoder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -152,7 +145,7 @@ def test_prefixes_that_are_long_unused_go() -> None:
             before = engine.reused
             engine.submit(prompt, max_new_tokens=1).finish()
             assert (engine.reused > before) == more
-        closing(lambda: decoder.open == 2)
+        until(lambda: decoder.open == 2)
     assert decoder.open == 0
 
 
@@ -211,7 +204,7 @@ def test_limits_make_requests_wait_in_their_order() -> None:
         with pytest.raises(ConfigError, match="holds the token 40"):
             engine.submit([VOCABULARY])
         first = engine.submit([1] * 10, max_new_tokens=10)
-        closing(lambda: decoder.most == 1)
+        until(lambda: decoder.most == 1)
         second = engine.submit([2], max_new_tokens=7, samples=2, temperature=1.0)
         third = engine.submit([3] * 10, max_new_tokens=11)
         fourth = engine.submit([4], max_new_tokens=2)  # has room, but not its turn
@@ -231,7 +224,7 @@ def test_clients_take_turns_and_priorities_go_first() -> None:
     decoder = Gate()
     with Engine(decoder, limits=EngineLimits(sequences=1, prefixes=0)) as engine:
         first = engine.submit([1], max_new_tokens=3)
-        closing(lambda: decoder.most == 1)
+        until(lambda: decoder.most == 1)
         asked = [("a", 1), ("a", 1), ("a", 1), ("b", 1), ("a", 0), ("c", 1)]
         streams = [
             engine.submit([2], max_new_tokens=2, client=client, priority=priority)
@@ -272,7 +265,7 @@ def test_cancelled_while_it_waits_reads_and_generates() -> None:
         generating = engine.submit([3, 4], max_new_tokens=500)
         waiting = engine.submit([5, 6], max_new_tokens=500)
         later = engine.submit([7, 8], max_new_tokens=3)
-        closing(lambda: decoder.most >= 1)
+        until(lambda: decoder.most >= 1)
         waiting.cancel()
         waiting.cancel()
         assert waiting.finish() == [] and list(waiting) == []
@@ -292,12 +285,12 @@ def test_cancelled_while_it_waits_reads_and_generates() -> None:
         steps = engine.steps
         for _ in range(5):
             decoder.may.release()
-        closing(lambda: engine.steps >= steps + 5 and long.pace.began)
+        until(lambda: engine.steps >= steps + 5 and long.pace.began)
         long.cancel()
         for _ in range(120):
             decoder.may.release()
         assert len(other.finish()[0].ids) == 100 and long.finish() == [] and not long.pace.first
-        closing(lambda: decoder.open == 0)
+        until(lambda: decoder.open == 0)
 
 
 def test_a_reader_that_waits_is_woken_by_cancel() -> None:
@@ -340,7 +333,7 @@ def test_a_request_that_fails_ends_alone(error: Exception, where: str) -> None:
             next(bad)
         for prompt, stream in zip([*chosen, *chosen], streams, strict=True):
             assert stream.finish()[0].ids == goods[prompt]
-        closing(lambda: decoder.open == 0)
+        until(lambda: decoder.open == 0)
 
 
 def test_requests_from_many_threads(decoder: ResidentDecoder) -> None:
@@ -371,7 +364,7 @@ def test_a_slow_reader_holds_up_nobody(decoder: ResidentDecoder) -> None:
         slow = engine.submit(PROMPTS[0], max_new_tokens=10)
         quick = engine.submit(PROMPTS[1], max_new_tokens=20)
         assert len(quick.finish()[0].ids) == 20
-        closing(lambda: slow.pace.last)
+        until(lambda: slow.pace.last)
         assert len([event for event in slow if isinstance(event, Token)]) == 10
 
 
@@ -379,7 +372,7 @@ def test_close_ends_texts_under_way_and_those_that_wait() -> None:
     decoder = Gate()
     engine = Engine(decoder, limits=EngineLimits(sequences=1))
     under_way, waits, cancelled = (engine.submit([number] * 20, max_new_tokens=500) for number in range(3))
-    closing(lambda: decoder.most == 1)
+    until(lambda: decoder.most == 1)
     cancelled.cancel()
     decoder.may.release(3)
     engine.close()

@@ -7,7 +7,6 @@ import gc
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from ranks.errors import ModelError, ShardrunError
 from sharding import plan_model, slice_model
 from sharding.onnx_files import given
 from tests.launcher.cli_tools import ROOT, save_mlp
+from tests.ranks.threads import until
 
 X = np.random.default_rng(5).standard_normal((3, 8), np.float32)
 KINDS: dict[str, Callable[[Path], Any]] = {
@@ -161,7 +161,4 @@ def test_a_killed_process_leaves_nothing(path: Path, temporary: Path) -> None:
         [sys.executable, "-c", script], timeout=60, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert done.returncode == -9
-    end = time.monotonic() + 30
-    while list(temporary.iterdir()) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert list(temporary.iterdir()) == []
+    until(lambda: not list(temporary.iterdir()))

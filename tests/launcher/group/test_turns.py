@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from ranks.collectives.single import SingleCommunicator
 from ranks.errors import QueueFullError
 from ranks.run import executor
 from tests.launcher.group.test_new_weights import ROWS, save, some
+from tests.ranks.threads import until
 
 SECONDS = 60.0
 
@@ -33,13 +33,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def feeds(seed: int) -> dict[str, Any]:
     return {"x": np.random.default_rng(seed).standard_normal((seed + 1, ROWS)).astype(np.float32)}
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def led(path: Path, work: Any) -> Any:

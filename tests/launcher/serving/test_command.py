@@ -16,10 +16,11 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import onnx
 import psutil
 import pytest
-from onnx import TensorProto, helper
+
+from tests.ranks.threads import until
+from tests.sharding import graphs
 
 SECONDS = 60.0
 
@@ -98,13 +99,7 @@ def test_a_second_signal_does_not_wait_for_requests(rows: Path) -> None:
 
 
 def test_one_model_that_cannot_be_served_ends_all(rows: Path, tmp_path: Path) -> None:
-    nodes = [helper.make_node("Relu", ["x"], ["y"])]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", "y")]
-    graph = helper.make_graph(nodes, "fixed", ends[:1], ends[1:])
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
-        tmp_path / "fixed.onnx",
-    )
+    graphs.save(tmp_path / "fixed.onnx", "fixed (float[2, 3] x) => (float[2, 3] y) { y = Relu(x) }", {})
     listed = {"models": {"rows": {"model": str(rows), "ranks": 1}}}
     listed["models"]["fixed"] = {"model": str(tmp_path / "fixed.onnx"), "ranks": 1, "max_batch_size": 2}
     (tmp_path / "models.json").write_text(json.dumps(listed))
@@ -141,13 +136,6 @@ def test_wrong_usage(rows: Path, arguments: list[str], said: str, capsys: pytest
     assert said in error and "Traceback" not in error
 
 
-def wait(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("moment", ["restart", "version", "update", "storm"])
 def test_a_signal_at_any_moment_leaves_no_rank(rows: Path, tmp_path: Path, moment: str) -> None:
     """While ranks are lost and others start, while another version loads, and while weights are on their
@@ -182,14 +170,14 @@ def test_a_signal_at_any_moment_leaves_no_rank(rows: Path, tmp_path: Path, momen
         sent = None
         if moment in {"restart", "storm"}:
             for _ in range({"restart": 1, "storm": 3}[moment]):
-                wait(lambda: "READY" in states())
+                until(lambda: "READY" in states())
                 next(one for one in alive() if "rank 1" in " ".join(one.cmdline())).kill()
-                wait(lambda: "LOADING" in states())
+                until(lambda: "LOADING" in states())
             if moment == "restart":
-                wait(lambda: alive() - set(ranks))
+                until(lambda: alive() - set(ranks))
         elif moment == "version":
             sent = threads.submit(client.post, f"{base}/versions/2/load")
-            wait(lambda: len(alive()) >= len(ranks) + 2)
+            until(lambda: len(alive()) >= len(ranks) + 2)
         else:
             ranks[1].suspend()
             file = io.BytesIO()

@@ -24,6 +24,7 @@ from ranks.collectives.meeting import meet
 from ranks.collectives.rendezvous import Rendezvous
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from ranks.identity.place import Identity
+from tests.ranks.threads import until
 
 PATIENCE = 30.0
 
@@ -193,10 +194,7 @@ def test_silent_connections_do_not_use_up_what_ranks_need(pool: ThreadPoolExecut
     before = open_descriptors()
     first = join(pool, job, 0, 3)
     silent = [stranger(job, 3) for _ in range(200)]
-    deadline = time.monotonic() + PATIENCE
-    while dropped(silent) < 200 - meeting._MOST_SILENT - 3:  # the first that came
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: dropped(silent) >= 200 - meeting._MOST_SILENT - 3)  # the first that came
     assert not select.select([silent[-1]], [], [], 0)[0]
     others = [join(pool, job, rank, 3) for rank in (1, 2)]
     for member in [first.result(PATIENCE), *(other.result(PATIENCE) for other in others)]:

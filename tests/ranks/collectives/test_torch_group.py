@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from tests.ranks.threads import until
+
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from ranks.collectives.torch import device as torch_device  # noqa: E402
@@ -199,9 +201,7 @@ def test_news_of_a_lost_rank_over_torchs_own_store(
     assert news.lost() == 2
     del server
     gc.collect()
-    deadline = time.monotonic() + 30
-    while news.lost() != 0 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: news.lost() == 0)
     news.tell(3)
     assert news.lost() == 0
     news.close()

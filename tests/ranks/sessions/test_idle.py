@@ -9,31 +9,22 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
-from onnx import helper
 
 from ranks.collectives.single import SingleCommunicator
 from ranks.run import executor
 from ranks.sessions import idle
 from tests.ranks.rank_models import save
 from tests.ranks.run.test_executor import mlp
+from tests.ranks.threads import until
+from tests.sharding import graphs
 
 MB = 1 << 20
 LENGTH = 16 * MB  # of a value inside, in floats: 64 MB
-
-
-def until(found: Callable[[], bool], what: str) -> None:
-    """Waits for something that a thread does."""
-    end = time.monotonic() + 30
-    while not found():
-        assert time.monotonic() < end, what
-        time.sleep(0.005)
 
 
 @pytest.fixture(autouse=True)
@@ -158,22 +149,12 @@ def test_nobody_forks_while_buffers_are_given_back() -> None:
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
     """A model with values of 64 MB inside, and small inputs and outputs."""
-    graph = helper.make_graph(
-        [
-            helper.make_node("Expand", ["x", "shape"], ["wide"]),
-            helper.make_node("Sin", ["wide"], ["waved"]),
-            helper.make_node("ReduceMax", ["waved"], ["y"], keepdims=0),
-        ],
-        "large",
-        [
-            helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["rows", 1]),
-            helper.make_tensor_value_info("shape", onnx.TensorProto.INT64, [2]),
-        ],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.save(model, tmp_path / "large.onnx")
-    return tmp_path / "large.onnx"
+    text = """large (float[rows, 1] x, int64[2] shape) => (float y) {
+        wide = Expand(x, shape)
+        waved = Sin(wide)
+        y = ReduceMax <keepdims = 0> (waved)
+    }"""
+    return graphs.save(tmp_path / "large.onnx", text, {})
 
 
 def anonymous() -> int:
@@ -221,14 +202,7 @@ def test_a_rank_of_a_group_gives_back(tmp_path: Path) -> None:
 
 
 def test_what_has_text_is_left_alone() -> None:
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])],
-        "text",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.STRING, ["n"])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.STRING, ["n"])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = graphs.session(graphs.model("text (string[n] x) => (string[n] y) { y = Identity(x) }", {}))
     assert not isinstance(idle.of_sessions([None, session]), idle.Idle)
     assert not isinstance(idle.of_sessions([]), idle.Idle)
 

@@ -11,6 +11,7 @@ import pytest
 
 from ranks.weights.shared import handle
 from tests.left_behind import in_shared_memory, left_in_shared_memory
+from tests.ranks.threads import until
 from tests.ranks.weights_worker import Refused, Worker, Workers, oracle
 
 pytestmark = pytest.mark.timeout(120)
@@ -101,10 +102,7 @@ def test_other_dies_while_it_attaches(step: str, workers: Workers, shared_model:
     assert third.do("attach", given=number, path=str(shared_model)) == "attached"
     assert third.predicts(expected)
     third.kill()
-    deadline = time.monotonic() + 30
-    while owner.do("descriptors") > descriptors:  # the owner has let go of both
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: owner.do("descriptors") <= descriptors)  # the owner has let go of both
 
 
 def test_survivors_of_the_owner_and_of_one_another(workers: Workers, shared_model: Path) -> None:

@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from ranks.errors import ShardrunError, WeightsError
 from ranks.lite.options import config, texts
 from ranks.weights.shared import handle, peers, protocol, server, sharing
 from tests.ranks import api_models
+from tests.ranks.threads import until
 from tests.ranks.weights_worker import INPUT, Refused, Workers, oracle
 
 pytestmark = pytest.mark.timeout(120)
@@ -669,10 +669,7 @@ def test_server_ends_with_the_model(workers: Workers, shared_model: Path) -> Non
         name = handle.address(number).socket_name[1:].decode()
         assert name in Path("/proc/net/unix").read_text()
         owner.do(end)
-        deadline = time.monotonic() + 30
-        while name in Path("/proc/net/unix").read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda name=name: name not in Path("/proc/net/unix").read_text())  # type: ignore[misc]
         owner.do("drop")
         assert owner.do("descriptors") <= before + 1  # the store's may come later
     number = owner.do("share", path=str(shared_model))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ranks.weights.shared import handle, peers, protocol, server
+from tests.ranks.threads import until
 from tests.ranks.weights_hostile import KINDS
 from tests.ranks.weights_worker import Refused, Workers, oracle
 
@@ -38,10 +39,7 @@ def test_ten_thousand_hostile_connections(workers: Workers, shared_model: Path) 
         assert set(done) == set(KINDS)
         assert sum(done.values()) == count
     # Whoever was hostile has let go, or was let go of; nothing of it is left in the owner.
-    deadline = time.monotonic() + 30
-    while owner.do("descriptors") > before:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: owner.do("descriptors") <= before)
     assert owner.do("threads") == 1
     assert owner.predicts(expected)
     # The one that was listed is not kept out for good.
@@ -88,10 +86,7 @@ def test_limits_for_one_process_make_room_again(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(Exception, match="is attached 3 times already, which is the limit"):
             client.connect(where, 10)
         attached.pop().close()
-        deadline = time.monotonic() + 30
-        while owner.attached > 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: owner.attached <= 2)
         attached.append(client.connect(where, 10))
         for one in attached:
             one.close()

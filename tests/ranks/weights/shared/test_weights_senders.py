@@ -7,13 +7,13 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from ranks.talk.unix import has_ended, process_of
 from ranks.weights.shared import handle, peers, server
+from tests.ranks.threads import until
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -130,10 +130,7 @@ def test_the_end_of_the_process_that_connected_is_seen() -> None:
             pytest.skip("this kernel has no SO_PEERPIDFD (Linux 6.5)")
         assert not has_ended(process)
         connection.send(b"x")
-        deadline = time.monotonic() + 30
-        while not has_ended(process):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: has_ended(process))
     finally:
         os.waitpid(child, 0)
         for descriptor in [process] if process is not None else []:
