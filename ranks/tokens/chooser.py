@@ -129,7 +129,8 @@ class Chooser:
     def choose_among(self, shown: best.Shown) -> int:
         """The next token by what all ranks `show`, as `choose` by all logits, where that is enough."""
         ids, scores = best.together(shown)
-        return int(ids[self._of(scores)])
+        place = self._of(scores) if len(ids) > 1 else sampling.likeliest(scores)
+        return int(ids[place])
 
     def _of(self, scores: Row) -> int:
         if self.options.greedy:

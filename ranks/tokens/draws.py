@@ -68,23 +68,26 @@ def drawing(scores: Row, rank: int, draw: Draw) -> Drawing:
         return None
     units = sampling.weigh(scores, best, draw.temperature)
     least = float(np.float32(draw.min_p) * sampling.UNITS)
-    likely = sampling.total(np.where(units >= np.float32(least), units, np.float32(0)) if least else units)
+    places = np.flatnonzero(units >= np.float32(least)) if least else None
+    few = units if places is None else units[places]
+    likely = sampling.total(few) if len(few) else 0
     if draw.top_p < 1:
+        places, few = None, units
         kept = yield from _nucleus(units, rank, draw.top_p, (least, likely))
     else:
         told = _whole((yield _told(np.array([likely]))))
-        kept = _Kept(told[:, 0].copy(), least)
+        kept = _Kept(told[:, 0].copy(), 0.0)
     ends = np.cumsum(kept.of_ranks)
     before = int(ends[rank] - kept.of_ranks[rank])
     aims = [sampling.aim(number, int(ends[-1])) for number in draw.numbers]
     mine = [int(np.searchsorted(ends, aim, side="right")) == rank for aim in aims]
     if not any(mine):
         return [-1] * len(aims)
-    own = kept.among(units)
-    found = iter(
-        sampling.find(own, [aim - before for aim, is_mine in zip(aims, mine, strict=True) if is_mine])
-    )
-    return [next(found) if is_mine else -1 for is_mine in mine]
+    wanted = [aim - before for aim, is_mine in zip(aims, mine, strict=True) if is_mine]
+    found = iter(sampling.find(kept.among(few), wanted))
+    return [
+        int(next(found) if places is None else places[next(found)]) if is_mine else -1 for is_mine in mine
+    ]
 
 
 @dataclass(frozen=True)
