@@ -88,6 +88,7 @@ def _met(
     """The store at a place, once every rank is there. Raises torch's errors, too."""
     store = make() if serves else _soon(make, min(timeout, _ANSWERS))
     if store is None:
+        ABSENCE.over()  # whoever comes there hears of nothing
         raise CollectiveError(
             f"Port {place[1]} of {place[0]} (MASTER_ADDR, MASTER_PORT) is taken by another program, which is "
             f"not rank 0 of this job, or rank 0 is stopped: choose another port, the same on every rank."
@@ -99,6 +100,7 @@ def _met(
 def _unreached(error: Exception, rank: int, place: str, timeout: float) -> CollectiveError:
     first = str(error).strip().splitlines()[0][:200]
     if "in use" in str(error):
+        ABSENCE.over()
         port = place.rpartition(":")[2]
         return CollectiveError(f"Port {port} (MASTER_PORT) is in use on this host: choose another one.")
     return CollectiveTimeoutError(
@@ -169,13 +171,12 @@ class Lookout:
 def _last_news(identity: Identity) -> PeerLostError:
     """That rank 0, where all had met, has ended; what was beside it may tell why, and waits to be heard."""
     address, port = meeting_place(identity)
-    number = parse_whole(port, 1, MAX_PORT) or 0
-    dist: ModuleType = torch_import.load("torch.distributed")
-    deadline = time.monotonic() + _FOLLOWING
+    place, deadline = (address, parse_whole(port, 1, MAX_PORT) or 0), time.monotonic() + _FOLLOWING
     try:
-        _until_listening(address, number, identity.rank, _FOLLOWING, deadline)
-        make = _maker(dist, (address, number), identity.world_size, _FOLLOWING, serves=False)
-        _met(make, identity, (address, number), _FOLLOWING, deadline, serves=False)
+        _until_listening(*place, identity.rank, _FOLLOWING, deadline)
+        dist: ModuleType = torch_import.load("torch.distributed")
+        make = _maker(dist, place, identity.world_size, _FOLLOWING, serves=False)
+        _met(make, identity, place, _FOLLOWING, deadline, serves=False)
     except PeerLostError as error:
         return error
     except (RuntimeError, OSError, CollectiveError):
