@@ -449,3 +449,27 @@ def test_a_source_that_shrinks_while_it_is_read_is_named(tmp_path: Path) -> None
     with pytest.raises(ShardrunError, match="became shorter while it was read"):
         write_slices(plan, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_little_is_written_without_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same bytes; and what fails is said when it is waited for, as with threads."""
+    path = graphs.mlp(tmp_path / "m.onnx", inner=256)
+    started: list[str] = []
+
+    def counted(count: int, name: str) -> ThreadPoolExecutor:
+        started.append(name)
+        return ThreadPoolExecutor(count, name)
+
+    monkeypatch.setattr(stream, "ThreadPoolExecutor", counted)
+    sharding.slice_model(path, 2, tmp_path / "at_once")
+    assert started == []
+    monkeypatch.setattr(stream, "CHUNK_BYTES", 0)
+    sharding.slice_model(path, 2, tmp_path / "threads")
+    assert {"read", "write", "hash"} == set(started)
+    names = sorted(item.name for item in (tmp_path / "threads").iterdir())
+    for name in names:
+        assert (tmp_path / "at_once" / name).read_bytes() == (tmp_path / "threads" / name).read_bytes()
+    assert "manifest.json" in names
+    failing = stream.AtOnce().submit(int, "x")
+    with pytest.raises(ValueError, match="invalid literal"):
+        failing.result()
