@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ from sharding.onnx_files.walk import graphs_in, nodes_in, subgraphs
 
 if TYPE_CHECKING:
     import onnx
-    from google.protobuf.message import Message
 
 MAX_VERSION = 10_000
 """The highest version of the format and of operators: far beyond any that there will be."""
@@ -152,17 +152,19 @@ def demand_text(proto: onnx.ModelProto, path: Path) -> None:
     For models that are shown, and not checked.
     """
     from google.protobuf.descriptor import FieldDescriptor
+    from google.protobuf.message import Message
 
     pending: list[Message] = [proto]
     while pending:
         for field, value in pending.pop().ListFields():
             if field.type not in {FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE}:
                 continue
-            values = [value] if isinstance(value, str | bytes) or hasattr(value, "ListFields") else value
-            if field.type == FieldDescriptor.TYPE_MESSAGE:
-                pending += values
-            elif not all(isinstance(item, str) for item in values):
-                raise ModelError(f"{path} is damaged: a text in it ({field.name}) is not UTF-8.")
+            single = isinstance(value, str | bytes | Message)
+            for item in value if isinstance(value, Iterable) and not single else [value]:
+                if isinstance(item, Message):
+                    pending.append(item)
+                elif isinstance(item, bytes):
+                    raise ModelError(f"{path} is damaged: a text in it ({field.name}) is not UTF-8.")
 
 
 RUNTIME_OWN = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
