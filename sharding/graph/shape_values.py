@@ -105,14 +105,9 @@ def slice_target(shape: Sequence[Dim], count: int, bounds: Sequence[Known | None
         first, last = (None if bound is None else bound.reshape(-1)[place] for bound in (starts, ends))
         step = 1 if len(bounds) < 4 else None if steps is None else steps.reshape(-1)[place]
         length = lengths[axis]
-        if (
-            isinstance(first, int)
-            and isinstance(last, int)
-            and isinstance(step, int)
-            and isinstance(length, int)
-            and step
-        ):
-            lengths[axis] = len(range(*_bounds(first, last, step, length)))
+        numbers = [item for item in (first, last, step, length) if type(item) is int]
+        if len(numbers) == 4 and step:
+            lengths[axis] = len(range(*_bounds(*numbers)))
         elif not (first == 0 and step == 1 and last is not None and (last == length or _is_end(last))):
             lengths[axis] = at_most(length, last) if first == 0 and step == 1 else None
     return tuple(lengths)

@@ -159,13 +159,12 @@ def demand_text(proto: onnx.ModelProto, path: Path) -> None:
         for field, value in pending.pop().ListFields():
             if field.type not in {FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE}:
                 continue
-            values: list[object] = [value]
-            if isinstance(value, Iterable) and not isinstance(value, str | bytes):
-                values = list(value)
-            if field.type == FieldDescriptor.TYPE_MESSAGE:
-                pending += [item for item in values if isinstance(item, Message)]
-            elif not all(isinstance(item, str) for item in values):
-                raise ModelError(f"{path} is damaged: a text in it ({field.name}) is not UTF-8.")
+            single = isinstance(value, str | bytes | Message)
+            for item in value if isinstance(value, Iterable) and not single else [value]:
+                if isinstance(item, Message):
+                    pending.append(item)
+                elif isinstance(item, bytes):
+                    raise ModelError(f"{path} is damaged: a text in it ({field.name}) is not UTF-8.")
 
 
 RUNTIME_OWN = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})

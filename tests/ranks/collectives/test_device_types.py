@@ -157,5 +157,21 @@ def test_no_send_counts_as_kept() -> None:
     assert MpiCommunicator.sends_kept == GlooCommunicator.sends_kept == 0
 
 
+def test_what_goes_out_by_way_of_the_host_is_not_where_something_comes_in() -> None:
+    apart: list[bool] = []
+
+    def noted(source: Any, target: Any, *_: Any) -> None:
+        apart.append(not np.shares_memory(source, target))
+
+    def work(world: FakeCommunicator) -> None:
+        staged = on_device(world, HostMemory(world))
+        world.all_gather = world.all_to_all = noted  # type: ignore[method-assign]
+        staged.all_gather(np.ones((2, 3)), np.empty((2, 3)))
+        staged.all_to_all(np.ones((2, 3)), np.empty((2, 3)))
+
+    on_ranks(1, work)
+    assert apart == [True, True]
+
+
 def _refused(*_: Any, **__: Any) -> None:
     raise TypeError("no int32 here")

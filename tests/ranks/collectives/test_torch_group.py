@@ -467,9 +467,8 @@ def test_the_only_visible_gpu_is_taken_whatever_the_local_rank(
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch_device, "Membership", lambda *given: given)
     monkeypatch.setattr(torch_device, "DeviceCommunicator", lambda *given: given[-1])
-    assert torch_device.connect_device(Identity(1, 2, 1, 2), 1.0, "nccl", "cuda") == torch.device(
-        "cuda", index
-    )
+    second = Identity(6, 8, 1, 4)  # of the four ranks of a host
+    assert torch_device.connect_device(second, 1.0, "nccl", "cuda") == torch.device("cuda", index)
 
 
 def test_no_place_in_the_source_of_gloo_is_told() -> None:
