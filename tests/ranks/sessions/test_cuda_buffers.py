@@ -198,11 +198,15 @@ def test_loading_leaves_the_array_alone_and_takes_any(recwarn: pytest.WarningsRe
     whole = np.arange(12, dtype=np.float32).reshape(3, 4)
     frozen = whole.copy()
     frozen.setflags(write=False)
-    for array in (whole.T, frozen, whole[:, ::2]):
-        buffer = memory.allocate(array.shape, 1)
-        memory.load(buffer, array)
-        np.testing.assert_array_equal(memory.fetch(buffer), array)
-        buffer += 1
+    torch.set_warn_always(True)  # else once in a process, maybe in another test
+    try:
+        for array in (whole.T, frozen, whole[:, ::2]):
+            buffer = memory.allocate(array.shape, 1)
+            memory.load(buffer, array)
+            np.testing.assert_array_equal(memory.fetch(buffer), array)
+            buffer += 1
+    finally:
+        torch.set_warn_always(False)
     np.testing.assert_array_equal(whole, frozen)
     assert not recwarn.list
 
