@@ -113,11 +113,12 @@ def locations(message: Message) -> list[str]:
 
 def entries(message: Message) -> Iterator[tuple[str, str]]:
     """What tensors with external data, anywhere in a protobuf message, say of where they lie."""
-    import onnx
     from google.protobuf.message import Message
 
+    from sharding.onnx_files.messages import TensorProto
+
     for field, value in message.ListFields():
-        if isinstance(message, onnx.TensorProto) and field.name == "external_data":
+        if isinstance(message, TensorProto) and field.name == "external_data":
             yield from ((entry.key, entry.value) for entry in message.external_data)
         elif isinstance(value, Message):
             yield from entries(value)

@@ -3,7 +3,6 @@ have to wake up, and to get the interpreter, first."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 import threading
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING
 from ranks.talk import wire
 
 if TYPE_CHECKING:
+    import asyncio
+
     from launcher.group.watch import Job
     from ranks.talk.stream import Stream
 

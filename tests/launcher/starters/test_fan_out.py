@@ -32,6 +32,8 @@ with open("begun", "a") as file:
 print("rank", rank, os.environ["SECRET"], flush=True)
 """
 SLEEPING = f"{RANK}\ntime.sleep({SECONDS})"
+ALL = "\nwhile len(open('begun').read().split('\\n')) <= {}: time.sleep(0.02)"
+"""Keeps ranks, and so their agents, there until so many have begun."""
 
 
 class Hosts:
@@ -122,7 +124,7 @@ def printed(handle: AgentsHandle) -> dict[tuple[int | None, str], bytes]:
 def test_hosts_reach_others(make: partial[Hosts]) -> None:
     """Each rank is started once, what it prints comes here, and nothing secret is on a command line."""
     hosts = make()
-    handle = hosts.start(6, f"{RANK}\nassert os.environ['SECRET'] not in ' '.join(words())\n".replace(
+    handle = hosts.start(6, f"{RANK}{ALL.format(6)}\nassert os.environ['SECRET'] not in ' '.join(words())\n".replace(
         "rank = ", "import glob\ndef words():\n  for path in glob.glob('/proc/[0-9]*/cmdline'):\n    try:\n"
         "      yield open(path, 'rb').read().decode(errors='replace')\n    except OSError: pass\nrank = ",
     ))  # fmt: skip
@@ -192,6 +194,8 @@ def test_who_is_named_where_a_connection_ends(make: partial[Hosts], death: str) 
     handle = hosts.start(2, SLEEPING)
     assert wait_until(lambda: len(hosts.begun()) == 2, SECONDS)
     assert hosts.said == ["host1"]
+    # A rank may have begun before its agent's word of it is here.
+    assert wait_until(lambda: not handle._fan_out._direct | handle._fan_out._through.keys(), SECONDS)
     agents = {rank: parent(pid) for rank, pid in hosts.begun().items()}
     os.kill(agents[0 if death == "agent" else 1], signal.SIGKILL)
     first = handle.wait()
@@ -249,7 +253,7 @@ def test_a_stopped_host_between_holds_nobody_up(make: partial[Hosts]) -> None:
 def test_what_a_login_shell_prints_before(make: partial[Hosts]) -> None:
     """Is no answer, whatever it looks like."""
     hosts = make(f"echo '[1]'; echo '\"here\"'; echo here; echo '{{}}'; exec {' '.join(AGENT)}")
-    handle = hosts.start(3, RANK)
+    handle = hosts.start(3, f"{RANK}{ALL.format(3)}")
     assert sorted((item.rank, item.code) for item in ends(handle)) == [(rank, 0) for rank in range(3)]
     assert hosts.said and sorted(hosts.begun()) == [0, 1, 2]
 

@@ -151,5 +151,6 @@ def test_writers_of_slices_are_as_many_as_processors(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(stream, "ThreadPoolExecutor", pool)
     monkeypatch.setattr(stream, "processors", lambda: 1)  # as a quota of one leaves of any number
+    monkeypatch.setattr(stream, "CHUNK_BYTES", 1 << 16)  # little is written without threads
     slice_model(mlp(tmp_path / "model.onnx", inner=4096), 2, tmp_path / "slices")
     assert pools.count("write") == pools.count("hash") == 1
