@@ -17,7 +17,7 @@ DESCRIPTION = """\
 Lists and clears the cache: sliced models (slices), models converted to ONNX (converted), rank models that
 `--stage` copied (staged), hashes of model files (hashes), optimised models with packed weights, which several
 processes hold once (weights), models optimised for a GPU whose weights processes share (device), models that
-the example of the source tree exported (minilm), and those of its benchmarks, of versions before (benchmarks).
+the example of the source tree exported (minilm), and those of its benchmarks in versions before (benchmarks).
 All of it is made again when it is needed. The cache is $SHARDRUN_CACHE, else $XDG_CACHE_HOME/shardrun, else
 ~/.cache/shardrun. When something is added that makes it larger than $SHARDRUN_CACHE_LIMIT, what was not used
 for longest and is not in use goes."""

@@ -124,7 +124,8 @@ def printed(handle: AgentsHandle) -> dict[tuple[int | None, str], bytes]:
 def test_hosts_reach_others(make: partial[Hosts]) -> None:
     """Each rank is started once, what it prints comes here, and nothing secret is on a command line."""
     hosts = make()
-    handle = hosts.start(6, f"{RANK}{ALL.format(6)}\nassert os.environ['SECRET'] not in ' '.join(words())\n".replace(
+    code = f"{RANK}{ALL.format(6)}\nassert os.environ['SECRET'] not in ' '.join(words())\n"
+    handle = hosts.start(6, code.replace(
         "rank = ", "import glob\ndef words():\n  for path in glob.glob('/proc/[0-9]*/cmdline'):\n    try:\n"
         "      yield open(path, 'rb').read().decode(errors='replace')\n    except OSError: pass\nrank = ",
     ))  # fmt: skip
