@@ -57,6 +57,8 @@ exit codes:
 `shardrun COMMAND --help` has the options and examples of one command.
 """
 
+_ASKS_FOR_HELP = {"-h", "--help", "--version"}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with ``argv`` and returns its exit code; by default with the process's arguments, and
@@ -64,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_streams()
     try:
         words = sys.argv[1:] if argv is None else argv
-        parser = build_parser(words[0] if words else "")
+        parser = build_parser(words[0] if words else "", bare=_ASKS_FOR_HELP.issuperset(words))
         try:
             args = _parse(parser, argv)
         finally:
@@ -106,8 +108,9 @@ def _run(args: argparse.Namespace, *, whole: bool) -> int:
             return code
 
 
-def build_parser(command: str = "") -> argparse.ArgumentParser:
-    """The parser of the whole command line, or, to start sooner, of one that begins with a command's name."""
+def build_parser(command: str = "", *, bare: bool = False) -> argparse.ArgumentParser:
+    """The parser of the whole command line. To start sooner: of one that begins with a command's name, or a
+    ``bare`` one, which knows nothing of commands but what they are for."""
     parser = _Parser(
         prog="shardrun",
         description="Slice an ONNX model into one shard per rank and run it distributed.",
@@ -127,7 +130,8 @@ def build_parser(command: str = "") -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         _add_common(sub, top=False)
-        module.configure(sub)
+        if not bare:
+            module.configure(sub)
         sub.set_defaults(module=module, parser=sub)
     return parser
 
