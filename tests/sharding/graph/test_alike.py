@@ -64,6 +64,16 @@ def test_what_differs_is_not_mixed_up(what: str) -> None:
             assert value(made).tolist() == expected
 
 
+def test_the_two_zeros_are_told_apart() -> None:
+    """They are equal, but what is divided by them is not."""
+    for zero in (0.0, -0.0, 0.0):
+        made = node("Pad", np.array([1.0], np.float32), pads=[0, 1], mode="constant", value=zero)
+        made.outputs[0].shape = ir.Shape([2])
+        found = evaluate(made, 10)
+        assert found is not None
+        assert np.signbit(found.numpy()).tolist() == [False, np.signbit(zero)]
+
+
 def test_types_follow_from_what_is_given() -> None:
     """The same node with other shapes, symbols and constants."""
     for shape, axes, expected in (
