@@ -146,7 +146,7 @@ def _is_exact(node: ir.Node, arrays: list[Array]) -> bool:
             if not np.all((last >= 0) & (last == np.floor(last))):
                 return False
             most = numbers.max() ** float(last.max(initial=0))
-        elif node.op_type == "Mod" and node.attributes.get_int("fmod", 0):
+        elif node.op_type == "Mod" and node.attributes.get_int("fmod", 0) != 0:
             most = max(numbers.max(), np.abs(last.astype(np.float64)).max(initial=0))
         elif node.op_type == "ReduceProd":
             most = np.maximum(numbers, 1).prod()
