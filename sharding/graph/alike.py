@@ -88,7 +88,7 @@ def _is_comparable(value: object) -> bool:
 
 def content(array: Array) -> Content | None:
     """What two equal arrays have in common; None for one of texts."""
-    return None if array.dtype.hasobject else (array.dtype, array.shape, array.tobytes())
+    return None if array.dtype.kind in "OSU" else (array.dtype, array.shape, array.tobytes())
 
 
 def array_of(known: Content) -> Array:
