@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from launcher.errors import ConfigError
 from launcher.group.watch import Job
+from launcher.job.places.allocation import lone_pod
 from launcher.job.places.hosts import is_here, remote_hosts, unknown_host
 from launcher.job.places.placement import Places
 from launcher.job.rank_table import make_rank_table
@@ -177,7 +178,16 @@ def _staged(
 def _on_hosts(how: Start, size: int) -> Start:
     """The same with a rank table of the hosts that are given, or that a batch system gave."""
     places = how.places
-    if how.rank_table is not None or places is None:
+    if how.rank_table is not None:
+        return how
+    if places is None:
+        if how.placement.nodes is None and how.launcher != "local" and (pod := lone_pod()):
+            log.warning(
+                "this is pod %s of an indexed Job of Kubernetes, which says nothing of its others: ranks "
+                "start in this pod alone (set RANK, WORLD_SIZE and LOCAL_RANK to make each pod one rank, as "
+                "a Job of `shardrun submit --kubernetes` does)",
+                pod,
+            )
         return how
     if how.launcher == "local" and places.tasks is not None:
         _say_not_used(places)

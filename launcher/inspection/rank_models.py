@@ -136,6 +136,7 @@ def read_rank_model(path: Path, key: Key | None = None) -> onnx.ModelProto:
     """A rank model without its large weights. Raises `ModelError`."""
     from sharding.importers.message import parse_without_weights
     from sharding.onnx_files.protobuf import MalformedError
+    from sharding.onnx_files.validity import demand_text
 
     try:
         if path.stat().st_size == 0:
@@ -149,6 +150,7 @@ def read_rank_model(path: Path, key: Key | None = None) -> onnx.ModelProto:
         raise ModelError(f"{path} is not a whole ONNX model: {error}.") from None
     if not model.graph.output:
         raise ModelError(f"{path} is not an ONNX model: it has no outputs.")
+    demand_text(model, path)
     return model
 
 

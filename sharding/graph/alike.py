@@ -77,13 +77,18 @@ def _plain(attribute: ir.Attr) -> object:
         near = not isinstance(tensor, ir.ExternalTensor) and tensor.size <= LARGEST
         return content(tensor.numpy()) if near else None
     if isinstance(value, list | tuple):
-        return tuple(value) if all(isinstance(item, int | float | str) for item in value) else None
-    return value if isinstance(value, int | float | str) else None
+        return tuple(value) if all(map(_is_comparable, value)) else None
+    return value if _is_comparable(value) else None
+
+
+def _is_comparable(value: object) -> bool:
+    """Whether it is a number or a text that equals no other: 0 and -0 are equal."""
+    return isinstance(value, int | str) or (isinstance(value, float) and repr(value) != "-0.0")
 
 
 def content(array: Array) -> Content | None:
     """What two equal arrays have in common; None for one of texts."""
-    return None if array.dtype.hasobject else (array.dtype, array.shape, array.tobytes())
+    return None if array.dtype.kind in "OSU" else (array.dtype, array.shape, array.tobytes())
 
 
 def array_of(known: Content) -> Array:

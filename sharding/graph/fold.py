@@ -49,9 +49,12 @@ _FOLDED = frozenset(
 )
 """Operators with which shapes, masks and scales are computed. For others, the reference implementation does
 not always give what ONNX Runtime gives, in the last bit or even in the type."""
-_IN_FLOAT = frozenset({"Pow", "ReduceProd"})
-"""Operators that ONNX Runtime computes in floating point for integers, too."""
 _EXACT = 2.0**53
+"""Integers below it come out of floating point unchanged."""
+_CHOICES = 31
+"""From more, numpy's ``choose`` does not choose in all its versions."""
+ENDS = frozenset({2**31 - 1, 2**63 - 1})
+"""What stands for the end of an axis, whatever its length."""
 _GROWS = frozenset({"Expand", "Range", "ConstantOfShape", "Tile", "Pad", "NonZero"})
 
 
@@ -69,9 +72,7 @@ def evaluate(node: ir.Node, opset: int) -> ir.TensorProtocol | None:
     arrays = [None if value is None else small_constant(value) for value in node.inputs]
     if any(value is not None and array is None for value, array in zip(node.inputs, arrays, strict=True)):
         return None
-    if node.op_type in _IN_FLOAT and not _is_exact(
-        node.op_type, [array for array in arrays if array is not None]
-    ):
+    if not _is_exact(node, [array for array in arrays if array is not None]):
         return None
     size = _output_size(node)
     if size is None or size > SMALL_ELEMENTS:
@@ -81,7 +82,7 @@ def evaluate(node: ir.Node, opset: int) -> ir.TensorProtocol | None:
     except Exception as error:  # an operator that the evaluator lacks simply stays in the graph
         logger.debug("%s stays: %s", node.name, error)
         return None
-    if result is None:
+    if result is None or _shape(node.outputs[0]) not in {None, result.shape}:
         return None
     tensor = ir.tensor(result.copy())
     wanted = node.outputs[0].dtype
@@ -90,42 +91,67 @@ def evaluate(node: ir.Node, opset: int) -> ir.TensorProtocol | None:
 
 def is_alike(node: ir.Node, opset: int) -> bool:
     """Whether onnx's reference implementation gives what ONNX Runtime gives, as far as the node tells."""
+    import onnx_ir as ir
+
     if node.op_type == "Softmax" and opset < 13:  # of a matrix with all axes from ``axis`` on in its rows
         axis, shape = node.attributes.get_int("axis", 1), _shape(node.inputs[0])
         return shape is not None and axis in {-1, len(shape) - 1}
     if node.op_type == "Slice":
-        return _starts_inside(node)
+        return _is_inside(node)
+    if node.op_type == "Unsqueeze" and opset < 13:  # one axis after the other, as they are given
+        axes = node.attributes.get_ints("axes", ())
+        return len(axes) < 2 or list(axes) == sorted(axis for axis in axes if axis >= 0)
+    if node.op_type == "GatherElements":
+        shape, axis = _shape(node.inputs[0]), node.attributes.get_int("axis", 0)
+        return shape is not None and -len(shape) <= axis < len(shape) and shape[axis] <= _CHOICES
+    if node.op_type == "Cast":  # numbers have other texts
+        return node.attributes.get_int("to", 0) != ir.DataType.STRING
     if node.op_type == "Range":  # ONNX Runtime adds up the steps
         return all(value is not None and not _is_float(value) for value in node.inputs)
     return True
 
 
-def _starts_inside(node: ir.Node) -> bool:
-    """Whether a Slice that goes backwards begins within its axes: before them begins is at their first
-    element, for ONNX, and for numpy nothing is left."""
+def _is_inside(node: ir.Node) -> bool:
+    """Whether a Slice that goes backwards begins within its axes, and ends at a number. Before them begins is
+    at their first element, for ONNX, and for numpy nothing is left; so it is for ONNX Runtime where it ends
+    at the greatest number."""
     if len(node.inputs) < 5 or node.inputs[4] is None:
         return True
     shape = _shape(node.inputs[0])
     given = [small_constant(item) for item in node.inputs[1:5] if item is not None]
     if shape is None or len(given) < 4 or any(item is None for item in given):
         return False
-    starts, _, axes, steps = (np.asarray(item).reshape(-1).tolist() for item in given)
+    bounds = [np.asarray(item).reshape(-1).tolist() for item in given]
+    if len(set(map(len, bounds))) > 1 or any(not -len(shape) <= axis < len(shape) for axis in bounds[2]):
+        return False  # no model that runs
     return all(
-        step > 0 or start >= -shape[axis] for start, axis, step in zip(starts, axes, steps, strict=True)
+        step > 0 or (start >= -shape[axis] and end not in ENDS)
+        for start, end, axis, step in zip(*bounds, strict=True)
     )
 
 
-def _is_exact(op_type: str, arrays: list[Array]) -> bool:
-    """Whether a power or a product of integers is small enough to come out of floating point unchanged."""
-    first = arrays[0]
+def _is_exact(node: ir.Node, arrays: list[Array]) -> bool:
+    """Whether ONNX Runtime, which computes these operators in floating point for integers, too, gives what
+    integers give; and whether it looks at all numbers, which it does not if there are NaNs."""
+    if not arrays:
+        return True
+    first, last = arrays[0], arrays[-1]
+    if node.op_type in {"ReduceMax", "ReduceMin"}:
+        return first.dtype.kind != "f" or not np.isnan(first).any()
     if first.dtype.kind not in "iu" or not first.size:
         return True
-    numbers = np.abs(first.astype(np.float64))
+    numbers, most = np.abs(first.astype(np.float64)), 0.0
     with np.errstate(over="ignore"):
-        if op_type == "Pow":
-            most = numbers.max() ** max(float(arrays[-1].max(initial=0)), 0.0)
-        else:
+        if node.op_type == "Pow":
+            if not np.all((last >= 0) & (last == np.floor(last))):
+                return False
+            most = numbers.max() ** float(last.max(initial=0))
+        elif node.op_type == "Mod" and node.attributes.get_int("fmod", 0) != 0:
+            most = max(numbers.max(), np.abs(last.astype(np.float64)).max(initial=0))
+        elif node.op_type == "ReduceProd":
             most = np.maximum(numbers, 1).prod()
+        elif node.op_type == "ReduceSum":
+            most = numbers.sum()
     return bool(most < min(_EXACT, np.iinfo(first.dtype).max))
 
 

@@ -15,6 +15,7 @@ from typing import TypeAlias, TypeGuard
 import numpy as np
 
 from sharding.common.arrays import Array
+from sharding.graph.fold import ENDS
 from sharding.graph.symbols import MADE_UP, is_made_up
 from sharding.onnx_files.attributes import integers
 from sharding.rules.base import Dim
@@ -100,6 +101,8 @@ def slice_target(shape: Sequence[Dim], count: int, bounds: Sequence[Known | None
     axes = list(range(count)) if named is None else named.reshape(-1).tolist()
     if len(axes) != count or not all(type(axis) is int and -len(shape) <= axis < len(shape) for axis in axes):
         return None
+    if any(bound is not None and bound.size != count for bound in (starts, ends, steps)):
+        return None
     lengths = list(shape)
     for place, axis in enumerate(axes):
         first, last = (None if bound is None else bound.reshape(-1)[place] for bound in (starts, ends))
@@ -115,9 +118,10 @@ def slice_target(shape: Sequence[Dim], count: int, bounds: Sequence[Known | None
 
 def _bounds(start: int, end: int, step: int, length: int) -> tuple[int, int, int]:
     """Start, end and step of a Slice along an axis, as of `range`. Backwards, a start before the first
-    element is the first one in ONNX; in Python nothing is left."""
+    element is the first one in ONNX; in Python nothing is left. So it is of an end that stands for the end of
+    the axis, which ONNX Runtime takes for its other end then."""
     if step < 0:
-        start = max(start, -length)
+        start, end = max(start, -length), -length - 1 if end in ENDS else end
     return slice(start, end, step).indices(length)
 
 
@@ -141,7 +145,7 @@ def broadcast(lengths: Iterable[Dim]) -> Dim:
 
 def _is_end(bound: object) -> bool:
     """Whether exporters write this where they mean the end."""
-    return isinstance(bound, int) and bound >= 2**31 - 1
+    return isinstance(bound, int) and bound >= min(ENDS)
 
 
 def _left_over(shape: Sequence[Dim] | None, taken: Sequence[Dim]) -> Dim:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -17,8 +16,6 @@ from ranks.identity.identity import identify, in_slurm_step
 from sharding.common.bounds import MAX_RANKS
 from sharding.common.ranges import expand_counts
 from sharding.common.text import shortened
-
-log = logging.getLogger(__name__)
 
 _NUMBER = re.compile(r"0*[1-9]\d{0,5}", re.ASCII)
 """Of ranks, above 0."""
@@ -40,16 +37,16 @@ def find(environ: Mapping[str, str] = os.environ) -> Allocation | None:
     itself a task that was started in one: others are beside it. Raises `ConfigError`."""
     if in_slurm_step(environ) or identify(environ=environ).world_size > 1:
         return None
-    found = of_slurm(environ) or _of_pbs(environ) or _of_lsf(environ)
+    return of_slurm(environ) or _of_pbs(environ) or _of_lsf(environ)
+
+
+def lone_pod(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The number of this pod in an indexed Job of Kubernetes, which says nothing of its others; None
+    elsewhere, and where the pod is a rank, told which."""
     index = environ.get(sources.JOB_COMPLETION_INDEX)
-    if found is None and index and not environ.get(sources.RANK):
-        log.warning(
-            "this is pod %s of an indexed Job of Kubernetes, which says nothing of its others: ranks start "
-            "in this pod alone (set RANK, WORLD_SIZE and LOCAL_RANK to make each pod one rank, as a Job of "
-            "`shardrun submit --kubernetes` does)",
-            shortened(index, 20),
-        )
-    return found
+    if not index or environ.get(sources.RANK) or identify(environ=environ).world_size > 1:
+        return None
+    return shortened(index, 20)
 
 
 def of_slurm(environ: Mapping[str, str]) -> Allocation | None:

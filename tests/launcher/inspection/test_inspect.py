@@ -172,20 +172,32 @@ def test_a_rank_model_that_is_gone_is_one_sentence(
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("sliced", [True, False])
+@pytest.mark.parametrize("field", ["node", "input", "length"])
+@pytest.mark.parametrize("what", ["model", "slices", "rank models"])
 def test_a_name_that_is_no_text_is_one_sentence(
-    sliced: bool, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    what: str, field: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, shown = model, model
-    if sliced:
+    if what == "slices":
         slice_model(model, 2, shown := tmp_path / "slices")
         path = shown / "rank_0.onnx"
+    elif what == "rank models":
+        shown = save_rank_models(tmp_path)
+        path = Path(str(shown).replace("{}", "0"))
     proto = onnx.load(path, load_external_data=False)
-    proto.graph.node[0].name = "/abc/d"
+    if field == "node":
+        proto.graph.node[0].name = "/abc/d"
+    elif field == "input":
+        proto.graph.input[0].name = "/abc/d"
+    else:
+        proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "/abc/d"
     path.write_bytes(proto.SerializeToString().replace(b"/abc/d", b"/a\xf8c/d"))
-    assert cli.main(["inspect", str(shown)]) == 2
-    err = capsys.readouterr().err
-    assert err.endswith(f"{path} is damaged: a text in it (name) is not UTF-8.\n") and err.count("\n") == 1
+    name = "dim_param" if field == "length" else "name"
+    for more in ([], ["--json"]):
+        assert cli.main(["inspect", str(shown), *more]) == 2
+        err = capsys.readouterr().err
+        assert err.endswith(f"{path} is damaged: a text in it ({name}) is not UTF-8.\n")
+        assert err.count("\n") == 1
 
 
 def test_rank_models_made_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,16 @@ def test_what_differs_is_not_mixed_up(what: str) -> None:
             assert value(made).tolist() == expected
 
 
+def test_the_two_zeros_are_told_apart() -> None:
+    """They are equal, but what is divided by them is not."""
+    for zero in (0.0, -0.0, 0.0):
+        made = node("Pad", np.array([1.0], np.float32), pads=[0, 1], mode="constant", value=zero)
+        made.outputs[0].shape = ir.Shape([2])
+        found = evaluate(made, 10)
+        assert found is not None
+        assert np.signbit(found.numpy()).tolist() == [False, np.signbit(zero)]
+
+
 def test_types_follow_from_what_is_given() -> None:
     """The same node with other shapes, symbols and constants."""
     for shape, axes, expected in (
@@ -92,6 +102,9 @@ def test_an_array_is_known_by_its_content(array: Any) -> None:
 
 
 def test_texts_and_bodies_are_not_compared() -> None:
-    assert content(np.array(["a"], object)) is None
+    for texts in (np.array(["a"], object), np.array(["a"]), np.array([b"a"])):
+        assert content(texts) is None
+    texts = ir.serde.deserialize_tensor(onnx.helper.make_tensor("t", onnx.TensorProto.STRING, [1], [b"a"]))
+    assert alike(ir.node("ConstantOfShape", [ir.Value(name="n")], {"value": texts})) is None
     body = ir.Graph([], [], nodes=[], name="body")
     assert alike(ir.node("If", [ir.Value(name="c")], {"then_branch": body, "else_branch": body})) is None

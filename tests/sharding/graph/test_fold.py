@@ -1,11 +1,14 @@
 """What is computed while slicing is what ONNX Runtime computes: partly known shapes, small constants."""
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import sharding
+from sharding.errors import ShardrunError
 from tests.sharding import graphs, lockstep
 from tests.sharding.graphs import Array, array
 
@@ -120,15 +123,83 @@ def test_folded_casts(tmp_path: Path, to: int) -> None:
             {"a": np.float32(-1.5), "b": np.float32(0.9), "c": np.float32(0.3)},
             id="Range",
         ),
+        pytest.param(
+            "t = Slice(a, s, last, zero, minus)", {"a": np.arange(5), "s": [3]}, id="Slice to an end"
+        ),
+        pytest.param(
+            "h = Shape(x) t = Slice(h, s, last, zero, minus)", {"s": [3]}, id="Slice of a shape to an end"
+        ),
+        pytest.param("t = ReduceSum(a)", {"a": np.asarray([(1 << 53) + 1, 2])}, id="ReduceSum"),
+        pytest.param(
+            "r = ReduceSum(a) t = Cast<to = 7>(r)",
+            {"a": np.asarray([1 << 30, 1 << 30, 1 << 30], np.int32)},
+            id="ReduceSum of int32",
+        ),
+        pytest.param(
+            "t = Mod<fmod = 1>(a, b)",
+            {"a": np.asarray([1830973869675903070]), "b": np.asarray([-613756736215])},
+            id="Mod",
+        ),
+        pytest.param(
+            "r = ReduceMax(a) t = Cast<to = 7>(r)",
+            {"a": np.asarray([1, 7, 1, 7, 2, -2, np.nan, 9, -2, 0, 8, 0], np.float32)},
+            id="ReduceMax",
+        ),
+        pytest.param("t = Shape<end = -5>(a)", {"a": np.zeros((2, 2, 1), np.int64)}, id="Shape"),
+        pytest.param(
+            "t = GatherElements<axis = 0>(a, b)",
+            {"a": np.arange(70).reshape(70, 1), "b": np.zeros((70, 1), np.int64)},
+            id="GatherElements",
+        ),
     ],
 )
 def test_where_onnxs_reference_answers_otherwise(
     tmp_path: Path, body: str, constants: dict[str, Array]
 ) -> None:
     text = f"g (float[n, 4] x) => (int64[k] y) {{ {body} flat = Reshape(t, one) y = Neg(flat) }}"
-    bounds = {"s": [-100], "e": [-(1 << 62)], "zero": [0], "minus": [-1]}
-    used = {name: np.asarray(value) for name, value in bounds.items() if "Slice" in body}
+    bounds = {"s": [-100], "e": [-(1 << 62)], "zero": [0], "minus": [-1], "last": [(1 << 63) - 1]}
+    used = {name: np.asarray(value) for name, value in bounds.items() if f" {name}" in body}
+    constants = {name: np.asarray(value) for name, value in constants.items()}
     used["one"] = np.asarray([-1])
     path = graphs.save(tmp_path / "model.onnx", text, {**used, **constants})
     sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
     lockstep.assert_same(tmp_path / "slices", path, {"x": array(3, 4)}, tolerance=0)
+
+
+def test_texts_of_numbers(tmp_path: Path) -> None:
+    """Of 1.0 ONNX Runtime makes "1"."""
+    text = (
+        "g () => (int64[k] y) { c = Cast<to = 8>(a) f = Cast<to = 8>(b) q = Equal(c, f) y = Cast<to = 7>(q) }"
+    )
+    constants = {"a": np.asarray([1], np.float32), "b": np.asarray([1])}
+    path = graphs.save(tmp_path / "model.onnx", text, constants, opset=19)
+    sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
+    assert lockstep.reference(path, {})["y"] == [1]
+    lockstep.assert_same(tmp_path / "slices", path, {}, tolerance=0)
+
+
+def test_axes_added_in_any_order_before_opset_13(tmp_path: Path) -> None:
+    text = """g (float[n, 3] x) => (int64[1, k, 3] y) {
+      u = Unsqueeze<axes = [1, 0, 3]>(a) f = Reshape(u, three) e = Cast<to = 7>(x) y = Add(f, e)
+    }"""
+    # ONNX Runtime makes [1, 1, 3, 1] of it.
+    constants = {"a": np.asarray([-6, -10, 5]), "three": np.asarray([0, 0, -1])}
+    path = graphs.save(tmp_path / "model.onnx", text, constants, opset=12)
+    sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
+    lockstep.assert_same(tmp_path / "slices", path, {"x": array(2, 3)}, tolerance=0)
+
+
+@pytest.mark.parametrize("field", ["s", "e", "a", "d"])
+@pytest.mark.parametrize("data", ["k", "x"])
+def test_a_slice_with_bounds_that_do_not_fit(tmp_path: Path, data: str, field: str) -> None:
+    """What no runtime takes stays as it is, and ends with no error of Python's."""
+    bounds = {"s": [-9], "e": [-99], "a": [0], "d": [-1]}
+    for wrong in ([], [7, 7], [7]):
+        given = {name: np.asarray(value, np.int64) for name, value in {**bounds, field: wrong}.items()}
+        made = graphs.model(
+            f"g (float[n, 4] x) => (float[m] y) {{ t = Slice({data}, s, e, a, d) y = Neg(t) }}",
+            {**given, "k": np.arange(5, dtype=np.float32)},
+        )
+        onnx.save(made, tmp_path / "model.onnx")
+        with contextlib.suppress(ShardrunError):
+            sharding.plan_model(tmp_path / "model.onnx", 2, allow_replicated=True)
