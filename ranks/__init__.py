@@ -9,57 +9,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ranks.lite import __all__
+
 # ONNX Runtime reports its use to its makers, and keeps an id for that (.ses) in the folder for temporary
 # files. It reads this when it is imported, which modules of this package do.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
-    from ranks.lite import (
-        AscendDeviceInfo,
-        Context,
-        Converter,
-        CPUDeviceInfo,
-        DataType,
-        DeviceInfo,
-        FmkType,
-        Format,
-        GPUDeviceInfo,
-        Model,
-        ModelGroup,
-        ModelGroupFlag,
-        ModelParallelRunner,
-        ModelType,
-        RunnerConfig,
-        SharedModel,
-        Tensor,
-        TensorMeta,
-        attach,
-        share_weights,
-    )
-
-__all__ = [
-    "AscendDeviceInfo",
-    "CPUDeviceInfo",
-    "Context",
-    "Converter",
-    "DataType",
-    "DeviceInfo",
-    "FmkType",
-    "Format",
-    "GPUDeviceInfo",
-    "Model",
-    "ModelGroup",
-    "ModelGroupFlag",
-    "ModelParallelRunner",
-    "ModelType",
-    "RunnerConfig",
-    "SharedModel",
-    "Tensor",
-    "TensorMeta",
-    "attach",
-    "share_weights",
-]
-
+    from ranks.lite import *  # noqa: F403
 
 MODULES = ("context", "converter", "model", "tensor")
 """Modules that `import mindspore_lite` makes attributes of it."""
