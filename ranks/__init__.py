@@ -1,3 +1,4 @@
+# ruff: noqa: F403, F405 - the names that are said below are those of ranks.lite
 """What runs inside one rank: identity, the public inference API, sessions, collectives.
 
 `Context`, `Model`, `Tensor` and the other names of the inference API are imported when first used, so that a
@@ -9,14 +10,36 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ranks.lite import __all__
-
 # ONNX Runtime reports its use to its makers, and keeps an id for that (.ses) in the folder for temporary
 # files. It reads this when it is imported, which modules of this package do.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
-    from ranks.lite import *  # noqa: F403
+    from ranks.lite import *
+
+__all__ = [
+    "AscendDeviceInfo",
+    "CPUDeviceInfo",
+    "Context",
+    "Converter",
+    "DataType",
+    "DeviceInfo",
+    "FmkType",
+    "Format",
+    "GPUDeviceInfo",
+    "Model",
+    "ModelGroup",
+    "ModelGroupFlag",
+    "ModelParallelRunner",
+    "ModelType",
+    "RunnerConfig",
+    "SharedModel",
+    "Tensor",
+    "TensorMeta",
+    "attach",
+    "share_weights",
+]
+
 
 MODULES = ("context", "converter", "model", "tensor")
 """Modules that `import mindspore_lite` makes attributes of it."""
