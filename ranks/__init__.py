@@ -1,3 +1,4 @@
+# ruff: noqa: F403, F405 - the names that are said below are those of ranks.lite
 """What runs inside one rank: identity, the public inference API, sessions, collectives.
 
 `Context`, `Model`, `Tensor` and the other names of the inference API are imported when first used, so that a
@@ -14,28 +15,7 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
-    from ranks.lite import (
-        AscendDeviceInfo,
-        Context,
-        Converter,
-        CPUDeviceInfo,
-        DataType,
-        DeviceInfo,
-        FmkType,
-        Format,
-        GPUDeviceInfo,
-        Model,
-        ModelGroup,
-        ModelGroupFlag,
-        ModelParallelRunner,
-        ModelType,
-        RunnerConfig,
-        SharedModel,
-        Tensor,
-        TensorMeta,
-        attach,
-        share_weights,
-    )
+    from ranks.lite import *
 
 __all__ = [
     "AscendDeviceInfo",

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from tests import kept, models
 from tests.architectures import zoo
@@ -56,14 +56,11 @@ def test_an_export_gives_what_is_kept() -> None:
 
 def example(path: Path, weights: dict[str, graphs.Array]) -> Path:
     """A model that adds all of them to its input."""
-    info = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n"])
-    node = helper.make_node("Sum", ["x", *weights], ["y"], doc_string="exporter.py")
-    node.metadata_props.add(key="stack", value="exporter.py")
-    graph = helper.make_graph(
-        [node], "g", [info], [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)]
-    )
-    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
-    onnx.save(helper.make_model(graph), path)
+    names = ", ".join(["x", *weights])
+    made = graphs.model(f"g (float[n] x) => (float[] y) {{ y = Sum({names}) }}", weights)
+    made.graph.node[0].doc_string = "exporter.py"
+    made.graph.node[0].metadata_props.add(key="stack", value="exporter.py")
+    onnx.save(made, path)
     return path
 
 

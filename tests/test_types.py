@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Mapping
 
 import pytest
 
+from launcher.serving.grpc.schema import MESSAGES
 from sharding.errors import ModelError
 from sharding.importers.mindir.schema import _MESSAGES
 from sharding.onnx_files.attributes import integer, integers
+from sharding.onnx_files.made_messages import Fields
 from tests.trees import MODULES, PACKAGES, ROOT, nodes
 
 if sys.version_info >= (3, 11):
@@ -102,28 +105,37 @@ def test_no_module_is_checked_less_strictly() -> None:
     assert not own, "overrides are for libraries that ship no types"
 
 
-def test_mindir_messages_have_the_fields_of_the_format() -> None:
-    """The types that code is checked with, and the classes that are made when it runs."""
+@pytest.mark.parametrize(
+    ("module", "messages", "whole"),
+    [
+        ("sharding.importers.mindir.messages", _MESSAGES, True),
+        ("launcher.serving.grpc.messages", MESSAGES, False),
+    ],
+)
+def test_messages_have_the_fields_of_their_format(
+    module: str, messages: Mapping[str, Fields], whole: bool
+) -> None:
+    """The types that code is checked with, of all messages where ``whole``, and the classes that are made
+    when it runs."""
     python = {"string": "str", "bytes": "bytes", "bool": "bool", "float": "float", "double": "float"}
-    tree = ast.parse((ROOT / "sharding/importers/mindir/messages.py").read_text())
     typed = {
         node.name: {
             item.target.id: ast.unparse(item.annotation)
             for item in node.body
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
         }
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
+        for node in nodes(module, ast.ClassDef)
     }
+    assert typed and (not whole or typed.keys() == messages.keys())
     wanted: dict[str, dict[str, str]] = {}
-    for name, fields in _MESSAGES.items():
+    for name in typed:
         wanted[name] = {}
-        for field, (_, said) in fields.items():
-            kind = said.rstrip("*")
-            single = kind if kind in _MESSAGES else python.get(kind, "int")
-            many = "Composite" if kind in _MESSAGES else "Scalar"
-            repeated = said.endswith("*")
-            wanted[name][field] = f"Repeated{many}FieldContainer[{single}]" if repeated else single
+        for field, (_, said) in messages[name].items():
+            kind = said.rstrip("*{}")
+            single = kind if kind in messages else python.get(kind, "int")
+            many = "Composite" if kind in messages else "Scalar"
+            form = {"*": f"Repeated{many}FieldContainer[{single}]", "}": f"MessageMap[{single}]"}
+            wanted[name][field] = form.get(said[-1], single)
     assert typed == wanted
 
 

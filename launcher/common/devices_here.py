@@ -29,27 +29,27 @@ def of_gpus() -> RankTable:
     return _table(dict.fromkeys(found, ""))
 
 
-def of_npus(file: Path = HCCN) -> RankTable:
-    """A rank for each NPU, with the address of its network card where ``file`` has it. Raises `ConfigError`
+def of_npus() -> RankTable:
+    """A rank for each NPU, with the address of its network card where `HCCN` has it. Raises `ConfigError`
     where there is none, and for addresses that are none."""
     try:
-        text = file.read_text(errors="replace")
+        text = HCCN.read_text(errors="replace")
     except FileNotFoundError:
         found = listed_npus(_ask("--npus", *NPUS))
         if not found:
-            raise ConfigError(f"--npus: npu-smi lists no NPU, and {file} is not there") from None
+            raise ConfigError(f"--npus: npu-smi lists no NPU, and {HCCN} is not there") from None
         return _table(dict.fromkeys(found, ""))
     except OSError as problem:
-        raise ConfigError(f"--npus: {file}: {problem.strerror}") from None
+        raise ConfigError(f"--npus: {HCCN}: {problem.strerror}") from None
     addresses = {int(number): address for number, address in _ADDRESS.findall(text)}
     if not addresses:
-        raise ConfigError(f"--npus: {file} has no line such as address_0=192.168.1.8")
+        raise ConfigError(f"--npus: {HCCN} has no line such as address_0=192.168.1.8")
     for number, address in addresses.items():
         try:
             ipaddress.ip_address(address)
         except ValueError:
             raise ConfigError(
-                f"--npus: {file}: address_{number}: expected an IP address, found {address!r}"
+                f"--npus: {HCCN}: address_{number}: expected an IP address, found {address!r}"
             ) from None
     return _table(addresses)
 

@@ -24,16 +24,16 @@ PLUGINS = {"openmpi": "pmix", "mpich": "pmi2", "intel": "pmi2"}
 """By which of Slurm's plugins each learns of its ranks: with another one every rank is a world of its own."""
 
 
-def library_version(seconds: float = SECONDS, environ: Mapping[str, str] | None = None) -> str:
+def library_version(environ: Mapping[str, str] | None = None) -> str:
     """The first line of what the library says of itself. Raises `OSError` with the reason where mpi4py or a
     library is missing, or does not answer."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _ASK], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            errors="replace", timeout=seconds, check=False, env={**alone(), **(environ or {})}, cwd="/",
+            errors="replace", timeout=SECONDS, check=False, env={**alone(), **(environ or {})}, cwd="/",
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise OSError(f"mpi4py did not load its MPI within {seconds:.0f} s") from None
+        raise OSError(f"mpi4py did not load its MPI within {SECONDS:.0f} s") from None
     if done.returncode or not done.stdout.strip():
         last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
         raise OSError(last[:300])

@@ -10,37 +10,26 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ranks.lite.converter import Converter
-    from ranks.lite.group import ModelGroup, ModelGroupFlag
-    from ranks.lite.model import Model
-    from ranks.lite.options.context import AscendDeviceInfo, Context, CPUDeviceInfo, DeviceInfo, GPUDeviceInfo
-    from ranks.lite.options.types import DataType, FmkType, Format, ModelType
-    from ranks.lite.runner import ModelParallelRunner, RunnerConfig
-    from ranks.lite.shared import SharedModel, attach, share_weights
-    from ranks.lite.tensor import Tensor, TensorMeta
-
-__all__ = [
-    "AscendDeviceInfo",
-    "CPUDeviceInfo",
-    "Context",
-    "Converter",
-    "DataType",
-    "DeviceInfo",
-    "FmkType",
-    "Format",
-    "GPUDeviceInfo",
-    "Model",
-    "ModelGroup",
-    "ModelGroupFlag",
-    "ModelParallelRunner",
-    "ModelType",
-    "RunnerConfig",
-    "SharedModel",
-    "Tensor",
-    "TensorMeta",
-    "attach",
-    "share_weights",
-]
+    from ranks.lite.converter import Converter as Converter
+    from ranks.lite.group import ModelGroup as ModelGroup
+    from ranks.lite.group import ModelGroupFlag as ModelGroupFlag
+    from ranks.lite.model import Model as Model
+    from ranks.lite.options.context import AscendDeviceInfo as AscendDeviceInfo
+    from ranks.lite.options.context import Context as Context
+    from ranks.lite.options.context import CPUDeviceInfo as CPUDeviceInfo
+    from ranks.lite.options.context import DeviceInfo as DeviceInfo
+    from ranks.lite.options.context import GPUDeviceInfo as GPUDeviceInfo
+    from ranks.lite.options.types import DataType as DataType
+    from ranks.lite.options.types import FmkType as FmkType
+    from ranks.lite.options.types import Format as Format
+    from ranks.lite.options.types import ModelType as ModelType
+    from ranks.lite.runner import ModelParallelRunner as ModelParallelRunner
+    from ranks.lite.runner import RunnerConfig as RunnerConfig
+    from ranks.lite.shared import SharedModel as SharedModel
+    from ranks.lite.shared import attach as attach
+    from ranks.lite.shared import share_weights as share_weights
+    from ranks.lite.tensor import Tensor as Tensor
+    from ranks.lite.tensor import TensorMeta as TensorMeta
 
 _PLACES = {
     **dict.fromkeys(("AscendDeviceInfo", "CPUDeviceInfo", "Context"), "options.context"),

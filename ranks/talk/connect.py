@@ -75,7 +75,7 @@ def tune_all_tcp() -> None:
     Gloo's would wait for ever."""
     for _, own in _connections():
         with contextlib.suppress(OSError):
-            if not _is_loop(own):
+            if own.getpeername()[0] != own.getsockname()[0]:
                 tune_tcp(own)
 
 
@@ -131,10 +131,6 @@ def _connections() -> Iterator[tuple[int, socket.socket]]:
                 internet = own.family in {socket.AF_INET, socket.AF_INET6}
                 if internet and own.type == socket.SOCK_STREAM and own.getpeername():
                     yield status.st_ino, own
-
-
-def _is_loop(sock: socket.socket) -> bool:
-    return bool(sock.getpeername()[0] == sock.getsockname()[0])
 
 
 def die_with_parent() -> None:

@@ -58,7 +58,7 @@ def parse(text: str, kind: Literal["json", "yaml"]) -> object:
         data = _parse_json(text) if kind == "json" else _parse_yaml(text)
         _check_plain(data, "$", 0)
     except (ValueError, OverflowError, TypeError) as problem:
-        raise ValueError(_one_line(problem)) from None
+        raise ValueError(" ".join(str(problem).split()) or type(problem).__name__) from None
     return data
 
 
@@ -227,7 +227,3 @@ def _check_plain(value: object, path: str, depth: int) -> None:
         raise ValueError(
             f"{path}: expected text, a number, a list or a mapping, found {type(value).__name__}"
         )
-
-
-def _one_line(problem: BaseException) -> str:
-    return " ".join(str(problem).split()) or type(problem).__name__

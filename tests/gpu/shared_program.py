@@ -12,19 +12,17 @@ import sys
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper
 
 import ranks
 from ranks.devices import devices
 from ranks.devices.cuda_driver import Driver
 from ranks.devices.providers import CUDA
+from tests.sharding import graphs
 
 
 def started(driver: Driver) -> int:
     """Free bytes of the device once this process has its context and libraries there."""
-    shape = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"])], "g", shape[:1], shape[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = graphs.model("g (float[2, 2] x) => (float[2, 2] y) { y = MatMul(x, x) }", {}, opset=17)
     devices.require(CUDA)  # loads CUDA's libraries, which may lie where pip put them
     session = ort.InferenceSession(model.SerializeToString(), providers=["CUDAExecutionProvider"])
     session.run(None, {"x": np.ones((2, 2), np.float32)})

@@ -27,6 +27,7 @@ from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.mesh_models import feeds_of, save_mesh, whole
 from tests.ranks.rank_models import model, node, random_models, save, value
 from tests.ranks.run.test_executor import by_value, mlps, reference, rows
+from tests.sharding import graphs
 
 ROOT = Path(__file__).resolve().parents[2]
 CUDA = ("CUDAExecutionProvider",)
@@ -116,21 +117,11 @@ def test_two_processes(collectives: str, tmp_path: Path) -> None:
 
     if collectives == "nccl" and torch.cuda.device_count() < 2:
         pytest.skip("NCCL needs a CUDA device per rank, and this machine has one")
-    generator = np.random.default_rng(1)
-    weights = {
-        "w1": generator.standard_normal((64, 256)).astype(np.float32),
-        "w2": generator.standard_normal((256, 64)).astype(np.float32),
-    }
-    nodes = [
-        node("MatMul", ["x", "w1"], ["a"]),
-        node("Relu", ["a"], ["r"]),
-        node("MatMul", ["r", "w2"], ["y"]),
-    ]
-    onnx.save(
-        model(nodes, [value("x", ["n", 64])], [value("y", ["n", 64])], weights), tmp_path / "whole.onnx"
-    )
+    text = "mlp (float[n, 64] x) => (float[n, 64] y) { a = MatMul(x, w1) r = Relu(a) y = MatMul(r, w2) }"
+    weights = {"w1": graphs.array(64, 256), "w2": graphs.array(256, 64)}
+    graphs.save(tmp_path / "whole.onnx", text, weights)
     slice_model(tmp_path / "whole.onnx", 2, tmp_path / "two")
-    x = generator.standard_normal((5, 64)).astype(np.float32)
+    x = graphs.array(5, 64)
     np.save(tmp_path / "x.npy", x)
     base = {**os.environ, "SHARDRUN_JOB": secrets.token_hex(16), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     base |= {"SHARDRUN_TIMEOUT": "120", "SHARDRUN_COLLECTIVES": "" if collectives == "nccl" else collectives}
@@ -166,15 +157,10 @@ def test_a_group_on_gpus(tmp_path: Path) -> None:
     """`start(..., target="gpu")`, a rank on each of at most two devices, against plain ONNX Runtime."""
     import torch
 
-    generator = np.random.default_rng(2)
-    weights = {
-        "w1": generator.standard_normal((64, 256)).astype(np.float32),
-        "w2": generator.standard_normal((256, 64)).astype(np.float32),
-    }
-    nodes = [node("MatMul", ["x", "w1"], ["a"]), node("MatMul", ["a", "w2"], ["y"])]
-    path = tmp_path / "whole.onnx"
-    onnx.save(model(nodes, [value("x", ["n", 64])], [value("y", ["n", 64])], weights), path)
-    x = generator.standard_normal((5, 64)).astype(np.float32)
+    text = "g (float[n, 64] x) => (float[n, 64] y) { a = MatMul(x, w1) y = MatMul(a, w2) }"
+    weights = {"w1": graphs.array(64, 256), "w2": graphs.array(256, 64)}
+    path = graphs.save(tmp_path / "whole.onnx", text, weights)
+    x = graphs.array(5, 64)
     expected = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})
     ranks = min(torch.cuda.device_count(), 2)
     environment = {"SHARDRUN_CACHE": str(tmp_path / "cache")}

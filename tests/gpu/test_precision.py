@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper, numpy_helper
 
 import ranks
+from tests.sharding import graphs
 
 RANDOM = np.random.default_rng(2)
 X, W = (RANDOM.standard_normal((256, 256)).astype(np.float32) for _ in range(2))
@@ -18,14 +17,8 @@ X, W = (RANDOM.standard_normal((256, 256)).astype(np.float32) for _ in range(2))
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    inputs, outputs = (
-        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", 256])] for name in "xy"
-    )
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "product")]
-    graph = helper.make_graph(nodes, "g", inputs, outputs, [numpy_helper.from_array(W, "w")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, tmp_path / "m.onnx")
-    return tmp_path / "m.onnx"
+    text = "g (float[n, 256] x) => (float[n, 256] y) { [product] y = MatMul(x, w) }"
+    return graphs.save(tmp_path / "m.onnx", text, {"w": W}, opset=17)
 
 
 def error(path: Path, mode: str = "", **options: Any) -> float:

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from ranks.devices.cuda_driver import CudaError, Driver
 from ranks.errors import WeightsError
@@ -25,6 +23,7 @@ from ranks.weights.device import cuda_ipc
 from ranks.weights.device.device_model import export_device_weights
 from tests import models
 from tests.gpu.near import assert_near
+from tests.sharding import graphs
 
 ROOT = Path(__file__).parents[2]
 WIDTH, LAYERS = 2048, 16
@@ -37,22 +36,12 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Any]:
     """A model whose weights no allocator's slack hides, a feed, and the right answer."""
     folder = tmp_path_factory.mktemp("large")
     random = np.random.default_rng(1)
-    nodes, weights = [], []
-    for layer in range(LAYERS):
-        weight = random.standard_normal((WIDTH, WIDTH)).astype(np.float32) / WIDTH**0.5
-        weights.append(numpy_helper.from_array(weight, f"w{layer}"))
-        nodes.append(
-            helper.make_node("MatMul", [f"v{layer}" if layer else "x", f"w{layer}"], [f"v{layer + 1}"])
-        )
-    graph = helper.make_graph(
-        nodes,
-        "layers",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", WIDTH])],
-        [helper.make_tensor_value_info(f"v{LAYERS}", TensorProto.FLOAT, ["n", WIDTH])],
-        weights,
-    )
-    path = folder / "large.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    shape = (WIDTH, WIDTH)
+    weights = {f"w{n}": random.standard_normal(shape).astype(np.float32) / WIDTH**0.5 for n in range(LAYERS)}
+    names = ["x", *(f"v{n + 1}" for n in range(LAYERS))]
+    products = " ".join(f"{names[n + 1]} = MatMul({names[n]}, w{n})" for n in range(LAYERS))
+    text = f"layers (float[n, {WIDTH}] x) => (float[n, {WIDTH}] {names[-1]}) {{ {products} }}"
+    path = graphs.save(folder / "large.onnx", text, weights, opset=17)
     x = random.standard_normal((2, WIDTH)).astype(np.float32)
     np.save(folder / "x.npy", x)
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])

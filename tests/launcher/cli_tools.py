@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import helper, numpy_helper
 
 from tests.copies import Copies
 from tests.launcher import processes
+from tests.sharding import graphs
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 90
@@ -36,28 +35,15 @@ _IMPORTED = (
 def save_mlp(path: Path, seed: int = 0, *, width: int = 64, external: bool = False) -> Path:
     """A model of two MatMuls with weights of 8 * ``width`` and ``width`` * 6: y[batch, 6] of x[batch, 8]."""
     random = np.random.default_rng(seed)
-
-    def weight(name: str, *shape: int) -> onnx.TensorProto:
-        return numpy_helper.from_array(random.standard_normal(shape, np.float32), name)
-
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "w0"], ["h0"], "first"),
-            helper.make_node("Add", ["h0", "b0"], ["h1"]),
-            helper.make_node("Relu", ["h1"], ["h2"]),
-            helper.make_node("MatMul", ["h2", "w1"], ["y"], "second"),
-        ],
-        "mlp",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 8])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 6])],
-        [weight("w0", 8, width), weight("b0", width), weight("w1", width, 6)],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    if external:
-        onnx.save(model, path, save_as_external_data=True, location=path.name + ".data", size_threshold=0)
-    else:
-        onnx.save(model, path)
-    return path
+    shapes = {"w0": (8, width), "b0": (width,), "w1": (width, 6)}
+    weights = {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    text = """mlp (float[batch, 8] x) => (float[batch, 6] y) {
+      [first] h0 = MatMul(x, w0)
+      h1 = Add(h0, b0)
+      h2 = Relu(h1)
+      [second] y = MatMul(h2, w1)
+    }"""
+    return graphs.save(path, text, weights, opset=17, external=external)
 
 
 def environment(**more: str) -> dict[str, str]:

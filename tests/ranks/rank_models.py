@@ -141,7 +141,7 @@ def joined(models: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
     return result
 
 
-def random_models(seed: int, size: int, *, length: int = 24) -> list[onnx.ModelProto]:
+def random_models(seed: int, size: int) -> list[onnx.ModelProto]:
     """Rank models of one random graph: the same nodes, other weights on each rank.
 
     Values have shape (rows * k, 4), ``rows`` being the input's, which must be a multiple of ``size``. Any
@@ -165,7 +165,7 @@ def random_models(seed: int, size: int, *, length: int = 24) -> list[onnx.ModelP
         "AllGather",
         "AllToAll",
     ]
-    for index in range(length):
+    for index in range(24):
         recent = [*list(made)[-5:], "x"]
         kind, source, target = choose.choice(kinds), choose.choice(recent), f"v{index}"
         factor = made[source]

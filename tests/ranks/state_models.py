@@ -44,6 +44,14 @@ class _Graph:
         opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
         onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=ir), path)
 
+    def save_decoder(self, path: Path, *more: str) -> None:
+        """With caches, ids, a mask, and whole numbers that go with the ids."""
+        ids = [_value(name, ["batch_size", "length"], TensorProto.INT64) for name in ("input_ids", *more)]
+        mask = _value("attention_mask", ["batch_size", "all"], TensorProto.INT64)
+        past, made = _caches()
+        logits = _value("logits", ["batch_size", "length", VOCABULARY])
+        self.save(path, [ids[0], mask, *ids[1:], *past], [logits, *made])
+
 
 def _value(name: str, shape: Sequence[Any], kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, shape)
@@ -77,12 +85,7 @@ def buffered(path: Path) -> None:
         inner = g.add("Tanh", g.add("MatMul", x, g.weight(HIDDEN, 2 * HIDDEN)))
         x = g.add("Add", x, g.add("MatMul", inner, g.weight(2 * HIDDEN, HIDDEN)))
     g.add("MatMul", x, g.weight(HIDDEN, VOCABULARY), outputs=["logits"])
-    past_in, made_out = _caches()
-    whole = [
-        _value("input_ids", ["batch_size", "length"], TensorProto.INT64),
-        _value("attention_mask", ["batch_size", "all"], TensorProto.INT64),
-    ]
-    g.save(path, [*whole, *past_in], [_value("logits", ["batch_size", "length", VOCABULARY]), *made_out])
+    g.save_decoder(path)
 
 
 def joined(path: Path) -> None:
@@ -125,13 +128,7 @@ def joined(path: Path) -> None:
         inner = g.add("Relu", g.add("MatMul", x, g.weight(HIDDEN, 2 * HIDDEN)))
         x = g.add("Add", x, g.add("MatMul", inner, g.weight(2 * HIDDEN, HIDDEN)))
     g.add("MatMul", x, g.weight(HIDDEN, VOCABULARY), outputs=["logits"])
-    past_in, made_out = _caches()
-    whole = [
-        _value("input_ids", ["batch_size", "length"], TensorProto.INT64),
-        _value("attention_mask", ["batch_size", "all"], TensorProto.INT64),
-        _value("position_ids", ["batch_size", "length"], TensorProto.INT64),
-    ]
-    g.save(path, [*whole, *past_in], [_value("logits", ["batch_size", "length", VOCABULARY]), *made_out])
+    g.save_decoder(path, "position_ids")
 
 
 def streaming(path: Path) -> None:

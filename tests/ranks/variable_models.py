@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ Values = Mapping[str, Array]
 class Case:
     """A model and the weights of it that are replaced."""
 
-    nodes: Callable[[], list[onnx.NodeProto]]
+    text: str
+    """Its nodes."""
     weights: Values
-    variable: tuple[str, ...]
-    inputs: Mapping[str, Sequence[int | str]]
+    variable: tuple[str, ...] = ("w",)
+    inputs: Mapping[str, Sequence[int | str]] = field(default_factory=lambda: {"x": ["n", 4]})
     outputs: tuple[str, ...] = ("y",)
     element: int = TensorProto.FLOAT
     inputs_too: tuple[str, ...] = ()
@@ -39,7 +40,8 @@ class Case:
 
     def save(self, path: Path) -> Path:
         """Writes the model."""
-        inner = {name for item in self.nodes() for name in _held(item)}
+        nodes = onnx.parser.parse_graph(f"g () => () {{ {self.text} }}").node
+        inner = {name for item in nodes for name in _held(item)}
         values = [
             numpy_helper.from_array(np.asarray(array), name)
             for name, array in self.weights.items()
@@ -52,14 +54,14 @@ class Case:
             for name in self.inputs_too
         ]
         outputs = [helper.make_tensor_value_info(name, self.out_element, None) for name in self.outputs]
-        graph = helper.make_graph(self.nodes(), "graph", inputs, outputs, list(tensors.values()))
+        graph = helper.make_graph(nodes, "graph", inputs, outputs, list(tensors.values()))
         opsets = [helper.make_opsetid("", 19)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=self.ir_version)
         onnx.save(
             model,
             path,
             save_as_external_data=self.external,
-            location=f"{path.name}.data" if self.external else None,
+            location=f"{path.name}.data",
             size_threshold=0,
         )
         return path
@@ -71,10 +73,6 @@ def _held(item: onnx.NodeProto) -> list[str]:
     for attribute in item.attribute:
         held += [tensor.name for tensor in attribute.g.initializer]
     return held
-
-
-def node(op: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> onnx.NodeProto:
-    return helper.make_node(op, list(inputs), list(outputs), **attributes)
 
 
 def numbers(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Array:
@@ -136,134 +134,60 @@ def error(found: Sequence[Array], wanted: Sequence[Array]) -> float:
     return worst
 
 
-def _body(outputs: Sequence[str], nodes: list[onnx.NodeProto], weights: Values | None = None) -> Any:
-    return helper.make_graph(
-        nodes,
-        "body",
-        [],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
-        [numpy_helper.from_array(value, name) for name, value in (weights or {}).items()],
-    )
-
-
-def _if_nodes() -> list[onnx.NodeProto]:
-    """x @ w where the sum of x is positive, else x @ own, which the other body holds itself."""
-    then = _body(["a"], [node("MatMul", ["x", "w"], ["a"])])
-    other = _body(["b"], [node("MatMul", ["x", "own"], ["b"])], {"own": numbers(4, 5, seed=8)})
-    return [
-        node("ReduceSum", ["x"], ["total"], keepdims=0),
-        node("Greater", ["total", "zero"], ["positive"]),
-        node("If", ["positive"], ["y"], then_branch=then, else_branch=other),
-    ]
-
-
-def _loop_nodes() -> list[onnx.NodeProto]:
-    """Three times x = x @ w."""
-    body = helper.make_graph(
-        [node("MatMul", ["before", "w"], ["after"]), node("Identity", ["go"], ["go_on"])],
-        "body",
-        [
-            helper.make_tensor_value_info("i", TensorProto.INT64, []),
-            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("before", TensorProto.FLOAT, None),
-        ],
-        [
-            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("after", TensorProto.FLOAT, None),
-        ],
-    )
-    return [node("Loop", ["times", "", "x"], ["y"], body=body)]
+def _written(array: Array) -> str:
+    """The numbers of an array, as text has them."""
+    return ", ".join(map(str, array.reshape(-1).tolist()))
 
 
 W = numbers(4, 5)
+OWN = numbers(4, 5, seed=8)
 CASES = {
-    "direct": Case(lambda: [node("MatMul", ["x", "w"], ["y"])], {"w": W}, ("w",), {"x": ["n", 4]}),
-    "transposed": Case(
-        lambda: [node("Transpose", ["w"], ["t"], perm=[1, 0]), node("MatMul", ["x", "t"], ["y"])],
-        {"w": W.T.copy()},
-        ("w",),
-        {"x": ["n", 4]},
-    ),
+    "direct": Case("y = MatMul(x, w)", {"w": W}),
+    "transposed": Case("t = Transpose<perm = [1, 0]>(w) y = MatMul(x, t)", {"w": W.T.copy()}),
     "several steps": Case(
-        lambda: [
-            node("Cast", ["w"], ["c"], to=TensorProto.FLOAT),
-            node("Mul", ["c", "scale"], ["m"]),
-            node("Reshape", ["m", "shape"], ["r"]),
-            node("MatMul", ["x", "r"], ["y"]),
-        ],
+        "c = Cast<to = 1>(w) m = Mul(c, scale) r = Reshape(m, shape) y = MatMul(x, r)",
         {
             "w": numbers(20, dtype=np.float16),
             "scale": np.array(2, np.float32),
             "shape": np.array([4, 5], np.int64),
         },
-        ("w",),
-        {"x": ["n", 4]},
     ),
     "dequantized": Case(
-        lambda: [
-            node("DequantizeLinear", ["w", "scale", "zero"], ["d"], axis=1),
-            node("MatMul", ["x", "d"], ["y"]),
-        ],
+        "d = DequantizeLinear<axis = 1>(w, scale, zero) y = MatMul(x, d)",
         {
             "w": np.random.default_rng(0).integers(-128, 128, (4, 5)).astype(np.int8),
             "scale": np.abs(numbers(5)) + 0.1,
             "zero": np.arange(5, dtype=np.int8),
         },
         ("w", "scale"),
-        {"x": ["n", 4]},
         optimized=False,
     ),
     "used raw and prepared": Case(
-        lambda: [
-            node("Transpose", ["w"], ["t"], perm=[1, 0]),
-            node("MatMul", ["x", "w"], ["h"]),
-            node("MatMul", ["h", "t"], ["y"]),
-        ],
-        {"w": W},
-        ("w",),
-        {"x": ["n", 4]},
+        "t = Transpose<perm = [1, 0]>(w) h = MatMul(x, w) y = MatMul(h, t)", {"w": W}
     ),
     "two together": Case(
-        lambda: [
-            node("Add", ["w", "v"], ["s"]),
-            node("Neg", ["v"], ["m"]),
-            node("MatMul", ["x", "s"], ["h"]),
-            node("Add", ["h", "b"], ["k"]),
-            node("Transpose", ["m"], ["m2"], perm=[1, 0]),
-            node("MatMul", ["k", "m2"], ["y"]),
-        ],
+        """s = Add(w, v)
+        m = Neg(v)
+        h = MatMul(x, s)
+        k = Add(h, b)
+        m2 = Transpose<perm = [1, 0]>(m)
+        y = MatMul(k, m2)""",
         {"w": W, "v": numbers(4, 5, seed=4), "b": numbers(5)},
         ("w", "v", "b"),
-        {"x": ["n", 4]},
     ),
     "shape of a weight": Case(
-        lambda: [
-            node("Shape", ["w"], ["s"]),
-            node("ConstantOfShape", ["s"], ["ones"], value=helper.make_tensor("v", 1, [1], [3.0])),
-            node("Add", ["w", "ones"], ["more"]),
-            node("MatMul", ["x", "more"], ["y"]),
-        ],
+        """s = Shape(w)
+        ones = ConstantOfShape<value = float[1] {3.0}>(s)
+        more = Add(w, ones)
+        y = MatMul(x, more)""",
         {"w": W},
-        ("w",),
-        {"x": ["n", 4]},
     ),
     "tied": Case(
-        lambda: [
-            node("Gather", ["w", "i"], ["rows"]),
-            node("MatMul", ["x", "w"], ["h"]),
-            node("MatMul", ["h", "t"], ["z"]),
-            node("Add", ["z", "rows"], ["y"]),
-        ],
+        "rows = Gather(w, i) h = MatMul(x, w) z = MatMul(h, t) y = Add(z, rows)",
         {"w": numbers(4, 4), "t": numbers(4, 4, seed=3), "i": np.array([2], np.int64)},
-        ("w",),
-        {"x": ["n", 4]},
     ),
     "convolution": Case(
-        lambda: [
-            node("Conv", ["x", "k", "b"], ["c"], pads=[1, 1, 1, 1]),
-            node("BatchNormalization", ["c", "g", "s", "m", "v"], ["n"]),
-            node("Relu", ["n"], ["y"]),
-        ],
+        "c = Conv<pads = [1, 1, 1, 1]>(x, k, b) n = BatchNormalization(c, g, s, m, v) y = Relu(n)",
         {
             "k": numbers(8, 3, 3, 3),
             "b": numbers(8),
@@ -273,88 +197,50 @@ CASES = {
         ("k", "g"),
         {"x": ["n", 3, 9, 9]},
     ),
+    # x @ w where the sum of x is positive, else x @ own, which the other body holds itself.
     "bodies of If": Case(
-        _if_nodes,
-        {"w": W, "zero": np.array(0, np.float32), "own": numbers(4, 5, seed=8)},
+        f"""total = ReduceSum<keepdims = 0>(x)
+        positive = Greater(total, zero)
+        y = If (positive) <
+          then_branch = then () => (float[] a) {{ a = MatMul(x, w) }},
+          else_branch = other () => (float[] b) <float[4, 5] own = {{{_written(OWN)}}}> {{
+            b = MatMul(x, own)
+          }}
+        >""",
+        {"w": W, "zero": np.array(0, np.float32), "own": OWN},
         ("w", "own"),
-        {"x": ["n", 4]},
     ),
+    # Three times x = x @ w.
     "body of Loop": Case(
-        _loop_nodes,
+        """y = Loop (times, , x) <body = b (int64 i, bool go, float[] before) => (bool go_on, float[] after) {
+          after = MatMul(before, w)
+          go_on = Identity(go)
+        }>""",
         {"w": numbers(4, 4), "times": np.array(3, np.int64)},
-        ("w",),
-        {"x": ["n", 4]},
     ),
     "input as well": Case(
-        lambda: [node("Transpose", ["w"], ["t"], perm=[1, 0]), node("MatMul", ["x", "t"], ["y"])],
-        {"w": W.T.copy()},
-        ("w",),
-        {"x": ["n", 4]},
-        inputs_too=("w",),
+        "t = Transpose<perm = [1, 0]>(w) y = MatMul(x, t)", {"w": W.T.copy()}, inputs_too=("w",)
     ),
     "IR version 3": Case(
-        lambda: [node("Mul", ["w", "c"], ["t"]), node("MatMul", ["x", "t"], ["y"])],
-        {"w": W, "c": numbers(5)},
-        ("w",),
-        {"x": ["n", 4]},
-        inputs_too=("w", "c"),
-        ir_version=3,
+        "t = Mul(w, c) y = MatMul(x, t)", {"w": W, "c": numbers(5)}, inputs_too=("w", "c"), ir_version=3
     ),
     "Constant node": Case(
-        lambda: [
-            node("Constant", [], ["w"], value=numpy_helper.from_array(W)),
-            node("MatMul", ["x", "w"], ["y"]),
-        ],
-        {"w": W},
-        ("w",),
-        {"x": ["n", 4]},
+        f"w = Constant<value = float[4, 5] {{{_written(W)}}}>() y = MatMul(x, w)", {"w": W}
     ),
-    "outputs": Case(
-        lambda: [node("Transpose", ["w"], ["t"], perm=[1, 0]), node("MatMul", ["x", "w"], ["y"])],
-        {"w": W},
-        ("w",),
-        {"x": ["n", 4]},
-        outputs=("y", "w", "t"),
-    ),
-    "external data": Case(
-        lambda: [node("MatMul", ["x", "w"], ["h"]), node("Add", ["h", "b"], ["y"])],
-        {"b": numbers(5), "w": W},
-        ("w",),
-        {"x": ["n", 4]},
-        external=True,
-    ),
+    "outputs": Case("t = Transpose<perm = [1, 0]>(w) y = MatMul(x, w)", {"w": W}, outputs=("y", "w", "t")),
+    "external data": Case("h = MatMul(x, w) y = Add(h, b)", {"b": numbers(5), "w": W}, external=True),
     "a shape": Case(
-        lambda: [
-            node("MatMul", ["x", "w"], ["h"]),
-            node("Transpose", ["h"], ["t"], perm=[1, 0]),
-            node("Reshape", ["t", "s"], ["y"]),
-        ],
+        "h = MatMul(x, w) t = Transpose<perm = [1, 0]>(h) y = Reshape(t, s)",
         {"w": numbers(4, 6), "s": np.array([2, 3, -1], np.int64)},
         ("s",),
-        {"x": ["n", 4]},
     ),
     "float16": Case(
-        lambda: [node("MatMul", ["x", "w"], ["y"])],
+        "y = MatMul(x, w)",
         {"w": W.astype(np.float16)},
-        ("w",),
-        {"x": ["n", 4]},
         element=TensorProto.FLOAT16,
         out_element=TensorProto.FLOAT16,
     ),
-    "bfloat16": Case(
-        lambda: [
-            node("Cast", ["w"], ["c"], to=TensorProto.FLOAT),
-            node("MatMul", ["x", "c"], ["y"]),
-        ],
-        {"w": W.astype(ml_dtypes.bfloat16)},
-        ("w",),
-        {"x": ["n", 4]},
-    ),
-    "empty": Case(
-        lambda: [node("Concat", ["x", "w"], ["y"], axis=0)],
-        {"w": np.empty((0, 4), np.float32)},
-        ("w",),
-        {"x": ["n", 4]},
-    ),
+    "bfloat16": Case("c = Cast<to = 1>(w) y = MatMul(x, c)", {"w": W.astype(ml_dtypes.bfloat16)}),
+    "empty": Case("y = Concat<axis = 0>(x, w)", {"w": np.empty((0, 4), np.float32)}),
 }
 """Ways in which models hold and use weights."""

@@ -17,7 +17,8 @@ def array(*shape: int, seed: int = 0) -> Array:
 
 def model(text: str, weights: dict[str, Array], opset: int = 18) -> onnx.ModelProto:
     """The model whose graph is ``text`` with these initializers."""
-    header = "" if text.lstrip().startswith("<") else f'<ir_version: 9, opset_import: ["" : {opset}]>\n'
+    more = ', "com.microsoft" : 1' if "com.microsoft." in text else ""
+    header = "" if text.lstrip().startswith("<") else f'<ir_version: 9, opset_import: ["" : {opset}{more}]>\n'
     model = onnx.parser.parse_model(header + text)
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
     return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -461,7 +461,6 @@ def random_choices(
     graph: Sequence[Step],
     world: int,
     random: np.random.Generator,
-    fixed: Mapping[Any, Placement] | None = None,
 ) -> list[int]:
     """An option for every step whose inputs can be brought to where it wants them: often any, at random."""
     held: dict[Any, list[Placement]] = {}

@@ -192,7 +192,7 @@ def _model(
     initializers += [_initializer(name, item) for name, item in weights.items() if name in used]
     graph = helper.make_graph(
         nodes,
-        _graph_name(content),
+        content.path.stem.encode(errors="replace").decode() or "model",
         [_info(value.name, TensorType(value.dtype, value.shape)) for value in inputs],
         infos,
         initializers,
@@ -216,10 +216,6 @@ def _vectors(builder: Builder, weights: Mapping[str, Weight]) -> frozenset[str]:
     """The constants and weights with one axis."""
     own = [name for name, tensor in builder.initializers.items() if len(tensor.dims) == 1]
     return frozenset([*own, *(name for name, weight in weights.items() if weight.array.ndim == 1)])
-
-
-def _graph_name(content: container.Container) -> str:
-    return content.path.stem.encode(errors="replace").decode() or "model"
 
 
 def _info(name: str, kind: TensorType) -> onnx.ValueInfoProto:

@@ -51,7 +51,7 @@ def test_tables_that_do_not_go_together(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(devices_here.of_npus, "__defaults__", (tmp_path / "hccn.conf",))
+    monkeypatch.setattr(devices_here, "HCCN", tmp_path / "hccn.conf")
     return tmp_path
 
 

@@ -6,8 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,11 @@ from launcher.group import halted
 from launcher.group.serving.awaited import MOST_HERE
 from ranks.talk import wire
 from tests.launcher.group.test_serving import SECONDS, feeds
+from tests.ranks.threads import until
 
 
 def ran(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(work, SECONDS))
-
-
-def until(condition: Callable[[], bool], work: Callable[[], object] = lambda: None) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        work()
-        time.sleep(0.01)
 
 
 def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
@@ -136,7 +128,7 @@ def test_ranks_are_not_asked_of_their_work_again_before_they_have_said_it(two_sl
                 send(message, *more)
 
             peer.stream.send = counted
-        until(lambda: len(group.said) == 2, group.work)
+        until(lambda: len(group.work()) == 2)
         until(lambda: not group._requests.spent._asked)
         os.kill(group.stats[1].pid, signal.SIGSTOP)
         try:
@@ -150,4 +142,4 @@ def test_ranks_are_not_asked_of_their_work_again_before_they_have_said_it(two_sl
             os.kill(group.stats[1].pid, signal.SIGCONT)
         until(lambda: not group._requests.spent._asked)
         said = group.said
-        until(lambda: all(group.said[rank] != said[rank] for rank in said), group.work)
+        until(lambda: all(group.work()[rank] != said[rank] for rank in said))

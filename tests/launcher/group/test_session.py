@@ -11,9 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from onnx import numpy_helper
 
 from launcher import generate, start
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
@@ -26,6 +24,7 @@ from sharding.slices.mesh import parse_mesh
 from tests.end_to_end.processes import run_clean
 from tests.ranks import state_models
 from tests.ranks.state_models import FORMS, Plain
+from tests.sharding import graphs
 
 ROOT = Path(__file__).parents[3]
 COUNTS = (6, 1, 1, 1, 3, 1, 1)
@@ -215,7 +214,6 @@ def test_rows_of_a_session(way: Way) -> None:
 
 def test_a_step_that_a_later_stage_cannot_compute_changes_no_stage(tmp_path: Path) -> None:
     text = """
-    <ir_version: 10, opset_import: ["" : 18]>
     g (float[b, 32] x, int64[b] pick, float[b, 32] state) => (float[b, 32] y, float[b, 32] state_out) {
       a = MatMul(x, w0)
       state_out = Add(state, a)
@@ -226,19 +224,15 @@ def test_a_step_that_a_later_stage_cannot_compute_changes_no_stage(tmp_path: Pat
       h = Mul(e, f)
       y = MatMul(h, w4)
     }"""
-    model, random = onnx.parser.parse_model(text), np.random.default_rng(0)
-    for number in range(5):
-        values = (random.standard_normal((32, 32)) * 0.3).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(values, f"w{number}"))
-    path = tmp_path / "model.onnx"
-    onnx.save(model, path)
-    plain = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    weights = {f"w{number}": graphs.array(32, 32, seed=number) * 0.3 for number in range(5)}
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    plain = graphs.session(path)
     state = np.zeros((1, 32), np.float32)
     options = SliceOptions(mesh=parse_mesh("pipeline=2"))
     with start(path, ranks=2, launcher="local", threads=1, options=options) as group:
         session = group.session()
-        for _ in range(3):
-            feeds = {"x": random.standard_normal((1, 32)).astype(np.float32), "pick": np.array([3])}
+        for n in range(3):
+            feeds = {"x": graphs.array(1, 32, seed=n), "pick": np.array([3])}
             want, state = plain.run(None, {**feeds, "state": state})
             assert np.abs(session.predict(feeds)["y"] - want).max() <= 1e-4
             with pytest.raises(PredictError, match="indices"):
@@ -249,7 +243,6 @@ def test_a_step_that_a_later_stage_cannot_compute_changes_no_stage(tmp_path: Pat
 def test_a_change_that_one_rank_cannot_make_is_told_by_all(tmp_path: Path, mesh: str) -> None:
     """The state of one copy, or of one stage, which grows by one whatever the step has read."""
     text = """
-    <ir_version: 10, opset_import: ["" : 18]>
     g (int64[b, n] input_ids, float[b, p, 32] past_kv) => (float[b, 32] y, float[b, m, 32] present_kv)
       <int64[1] one = {1}> {
       e = Gather(w0, input_ids)
@@ -261,13 +254,9 @@ def test_a_change_that_one_rank_cannot_make_is_told_by_all(tmp_path: Path, mesh:
       d = MatMul(c, w2)
       y = MatMul(d, w3)
     }"""
-    model, random = onnx.parser.parse_model(text), np.random.default_rng(0)
-    for number in range(4):
-        values = (random.standard_normal((32, 32)) * 0.3).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(values, f"w{number}"))
-    path = tmp_path / "model.onnx"
-    onnx.save(model, path)
-    plain = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    weights = {f"w{number}": graphs.array(32, 32, seed=number) * 0.3 for number in range(4)}
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    plain = graphs.session(path)
     ids = np.array([[3, 7, 1]])
     want = plain.run(None, {"input_ids": ids, "past_kv": np.zeros((1, 0, 32), np.float32)})[0]
     options = SliceOptions(mesh=parse_mesh(mesh))

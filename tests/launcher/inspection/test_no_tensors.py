@@ -10,54 +10,47 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import ranks
 from launcher import cli, start
 from ranks.errors import ModelError, ShardrunError
 from sharding import plan_model, slice_model
+from tests.sharding import graphs
 
 X = np.random.default_rng(2).standard_normal((2, 64), np.float32)
-FLOATS = helper.make_tensor_type_proto(TensorProto.FLOAT, ["n", 64])
-SEQUENCE = helper.make_sequence_type_proto(FLOATS)
-MAP = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
-PRODUCT = helper.make_node("MatMul", ["x", "w"], ["a"])
-FINISH = helper.make_node("MatMul", ["c", "w"], ["y"])
-TENSOR_IN = helper.make_value_info("x", FLOATS)
-TENSOR_OUT = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-ML = {"domain": "ai.onnx.ml"}
-
-CASES: dict[str, tuple[list[Any], Any, Any, Any, str]] = {
+HEAD = '<ir_version: 9, opset_import: ["" : 18, "ai.onnx.ml" : 3]> g '
+CASES: dict[str, tuple[str, Any, str]] = {
     "sequence out": (
-        [PRODUCT, helper.make_node("SplitToSequence", ["a"], ["y"], axis=1)],
-        TENSOR_IN, helper.make_value_info("y", SEQUENCE), X, "its output 'y' is a sequence of tensors",
+        "(float[n, 64] x) => (seq(float[n, 64]) y) { a = MatMul(x, w) y = SplitToSequence<axis = 1>(a) }",
+        X, "its output 'y' is a sequence of tensors",
     ),
     "zipmap": (
-        [PRODUCT, helper.make_node("ZipMap", ["a"], ["y"], classlabels_int64s=list(range(64)), **ML)],
-        TENSOR_IN, helper.make_value_info("y", helper.make_sequence_type_proto(MAP)), X,
-        "its output 'y' is a sequence of maps",
+        f"""(float[n, 64] x) => (seq(map(int64, float)) y) {{
+          a = MatMul(x, w)
+          y = ai.onnx.ml.ZipMap<classlabels_int64s = {list(range(64))}>(a)
+        }}""",
+        X, "its output 'y' is a sequence of maps",
     ),
     "sequence in": (
-        [helper.make_node("ConcatFromSequence", ["x"], ["c"], axis=0), FINISH],
-        helper.make_value_info("x", SEQUENCE), TENSOR_OUT, [X, X], "its input 'x' is a sequence of tensors",
+        "(seq(float[n, 64]) x) => (float[] y) { c = ConcatFromSequence<axis = 0>(x) y = MatMul(c, w) }",
+        [X, X], "its input 'x' is a sequence of tensors",
     ),
     "optional in": (
-        [helper.make_node("OptionalGetElement", ["x"], ["c"]), FINISH],
-        helper.make_value_info("x", helper.make_optional_type_proto(FLOATS)), TENSOR_OUT, X,
-        "its input 'x' is an optional tensor",
+        "(optional(float[n, 64]) x) => (float[] y) { c = OptionalGetElement(x) y = MatMul(c, w) }",
+        X, "its input 'x' is an optional tensor",
     ),
     "map in": (
-        [helper.make_node("DictVectorizer", ["x"], ["y"], int64_vocabulary=[0, 1, 2], **ML)],
-        helper.make_value_info("x", MAP), TENSOR_OUT, {0: 1.5, 2: 2.5}, "its input 'x' is a map",
+        """(map(int64, float) x) => (float[] y) {
+          y = ai.onnx.ml.DictVectorizer<int64_vocabulary = [0, 1, 2]>(x)
+        }""",
+        {0: 1.5, 2: 2.5}, "its input 'x' is a map",
     ),
 }  # fmt: skip
 
 
-def _save(path: Path, nodes: list[Any], given: Any, taken: Any, **more: Any) -> Path:
-    weight = numpy_helper.from_array(np.random.default_rng(1).standard_normal((64, 64)).astype("f"), "w")
-    graph = helper.make_graph(nodes, "g", [given], [taken], [weight], **more)
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+def _save(path: Path, text: str) -> Path:
+    weight = np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)
+    onnx.save(graphs.model(HEAD + text, {"w": weight}), path)
     return path
 
 
@@ -75,8 +68,8 @@ def _same(got: Any, want: Any) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_in_one_process(name: str, tmp_path: Path) -> None:
-    nodes, given, taken, value, _ = CASES[name]
-    path = _save(tmp_path / "m.onnx", nodes, given, taken)
+    text, value, _ = CASES[name]
+    path = _save(tmp_path / "m.onnx", text)
     want = ort.InferenceSession(str(path)).run(None, {"x": value})[0]
     model = ranks.Model()
     model.build_from_file(str(path), ranks.ModelType.ONNX)
@@ -92,8 +85,8 @@ def test_on_ranks(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
-    nodes, given, taken, _, sentence = CASES[name]
-    path = _save(tmp_path / "m.onnx", nodes, given, taken)
+    text, _, sentence = CASES[name]
+    path = _save(tmp_path / "m.onnx", text)
     for way in (
         lambda: start(path, ranks=1), lambda: start(path, ranks=2), lambda: plan_model(path, 2),
         lambda: slice_model(path, 2, tmp_path / "s"),
@@ -115,13 +108,12 @@ def test_on_ranks(
 def test_a_map_inside_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What only passes through is computed as it is, declared or not."""
     monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
-    nodes = [
-        PRODUCT,
-        helper.make_node("SplitToSequence", ["a"], ["s"], axis=1),
-        helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=1),
-    ]
-    declared = [helper.make_value_info("s", SEQUENCE), helper.make_value_info("unused", MAP)]
-    path = _save(tmp_path / "m.onnx", nodes, TENSOR_IN, TENSOR_OUT, value_info=declared)
+    text = """(float[n, 64] x) => (float[] y) <seq(float[n, 64]) s, map(int64, float) unused> {
+      a = MatMul(x, w)
+      s = SplitToSequence<axis = 1>(a)
+      y = ConcatFromSequence<axis = 1>(s)
+    }"""
+    path = _save(tmp_path / "m.onnx", text)
     want = ort.InferenceSession(str(path)).run(None, {"x": X})[0]
     with start(path, ranks=2, threads=1) as group:
         _same(group.predict({"x": X})["y"], want)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from launcher.errors import ConfigError
 from launcher.group import group
@@ -17,31 +17,26 @@ from ranks.errors import ModelError
 from sharding import slice_model
 from tests.launcher.cli_tools import copied as shardrun
 from tests.launcher.cli_tools import mpirun, save_mlp
+from tests.sharding import graphs
 
 
 def save_rank_models(folder: Path) -> Path:
     """The two halves of y = relu(x @ w0 + b0) @ w1 as another tool would write them; returns the pattern."""
     whole = onnx.load(save_mlp(folder / "m.onnx"))
     weights = {item.name: numpy_helper.to_array(item) for item in whole.graph.initializer}
+    text = """half (float[batch, 8] x) => (float[batch, 6] y) {
+      h0 = MatMul(x, w0)
+      h1 = Add(h0, b0)
+      h2 = Relu(h1)
+      part = MatMul(h2, w1)
+      y = com.microsoft.AllReduce(part)
+    }"""
     for rank in range(2):
         part = {
             name: np.split(weights[name], 2, axis)[rank] for name, axis in [("w0", 1), ("b0", 0), ("w1", 0)]
         }
-        graph = helper.make_graph(
-            [
-                *list(whole.graph.node)[:3],
-                helper.make_node("MatMul", ["h2", "w1"], ["part"]),
-                helper.make_node("AllReduce", ["part"], ["y"], domain="com.microsoft"),
-            ],
-            "half",
-            whole.graph.input,
-            whole.graph.output,
-            [numpy_helper.from_array(np.ascontiguousarray(value), name) for name, value in part.items()],
-        )
-        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-        onnx.save(
-            helper.make_model(graph, opset_imports=opsets, ir_version=9), folder / f"rank_{rank}_model.onnx"
-        )
+        made = graphs.model(text, {name: np.ascontiguousarray(value) for name, value in part.items()}, 17)
+        onnx.save(made, folder / f"rank_{rank}_model.onnx")
     return folder / "rank_{}_model.onnx"
 
 

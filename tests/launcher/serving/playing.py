@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -104,13 +103,6 @@ class Gate:
         self.began.set()
         assert self.open.wait(30)
         self.seen += numbers
-
-
-def until(condition: Callable[..., object]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def ranks_here() -> set[int]:

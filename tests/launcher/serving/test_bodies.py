@@ -20,7 +20,8 @@ from launcher.serving.kserve import routes
 from launcher.serving.kserve.tensors import read_question
 from launcher.serving.parsing.pace import LARGE
 from launcher.serving.refusals import RefusalError
-from tests.launcher.serving.playing import URL, Played, ask, played, until
+from tests.launcher.serving.playing import URL, Played, ask, played
+from tests.ranks.threads import until
 
 LIVE = "/v2/health/live"
 

@@ -33,8 +33,9 @@ from launcher.serving.server import Joined
 from launcher.serving.tensor_model import AHEAD, TensorModel
 from launcher.serving.text_model import Speaking, TextModel
 from ranks.common.tensors import TensorSpec
-from tests.launcher.serving.playing import URL, Gate, Played, ask, played, ranks_here, until
+from tests.launcher.serving.playing import URL, Gate, Played, ask, played, ranks_here
 from tests.launcher.serving.running import running
+from tests.ranks.threads import until
 
 UNLOAD, LOAD = (f"/v2/repository/models/played/{what}" for what in ("unload", "load"))
 

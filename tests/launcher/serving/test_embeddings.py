@@ -29,8 +29,9 @@ from launcher.serving.refusals import RefusalError
 from launcher.serving.tensor_model import TensorModel
 from launcher.serving.upkeep.versions import check_alike
 from tests.launcher.serving.encoders_made import LONGEST, WIDTH, Plain, save_encoder, save_folder
-from tests.launcher.serving.playing import Played, until
+from tests.launcher.serving.playing import Played
 from tests.launcher.serving.running import Running, running
+from tests.ranks.threads import until
 
 TEXTS = ["hello", "the quick brown fox", "cats sleep all day", "a dog", "the lazy dog jumps over a fox"]
 _NEAR = 1e-5

@@ -33,7 +33,8 @@ from launcher.serving.text_model import TextModel
 from launcher.serving.upkeep.versions import check_alike
 from launcher.serving.upkeep.weights import of_file
 from ranks.common.tensors import TensorSpec
-from tests.launcher.serving.playing import SPEC, URL, Gate, Played, ask, played, until
+from tests.launcher.serving.playing import SPEC, URL, Gate, Played, ask, played
+from tests.ranks.threads import until
 
 FEEDS = {"x": np.ones(1, np.float32)}
 SECONDS = 30

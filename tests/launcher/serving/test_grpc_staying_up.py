@@ -39,9 +39,10 @@ from launcher.serving.models import Repository, State
 from launcher.serving.server import Listening
 from launcher.serving.tensor_model import TensorModel
 from ranks.common.tensors import TensorSpec
-from tests.launcher.serving.playing import Gate, Played, until
+from tests.launcher.serving.playing import Gate, Played
 from tests.launcher.serving.running import Running, running
 from tests.launcher.serving.test_tls import sign
+from tests.ranks.threads import until
 
 LISTENING = Listening(port=0, grpc_port=0)
 INFER = f"/{SERVICE}/ModelInfer"

@@ -15,8 +15,8 @@ import pytest
 import tritonclient.http as triton
 
 from launcher.serving.kserve.tensors import read_question
-from tests.launcher.serving.playing import until
 from tests.launcher.serving.running import Running
+from tests.ranks.threads import until
 
 URL = "/v2/models/rows/infer"
 

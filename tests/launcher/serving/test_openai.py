@@ -25,8 +25,8 @@ from launcher.serving.metrics import Metrics
 from launcher.serving.models import Repository
 from launcher.serving.openai.answers import Answer, Spelling
 from launcher.serving.parsing.pace import LARGE
-from tests.launcher.serving.playing import until
 from tests.launcher.serving.running import Running
+from tests.ranks.threads import until
 
 PROMPT = "hello world"
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "weather"}}

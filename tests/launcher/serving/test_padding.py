@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 import tritonclient.http as triton
-from onnx import TensorProto, helper, numpy_helper
 
 import launcher
 from launcher.errors import ConfigError
@@ -26,32 +24,26 @@ from launcher.serving.opening import Offer
 from launcher.serving.options import ModelOptions
 from launcher.serving.tensor_model import Request, TensorModel
 from tests.launcher.serving.running import Running, running
+from tests.sharding import graphs
 
 
 def save(path: Path, *, masked: bool = True, other: str = "") -> Path:
     """The mean of words' vectors, and these, where the mask is 1; not ``masked``: the mean of all."""
-    table = numpy_helper.from_array(np.random.default_rng(0).normal(size=(32, 6)).astype(np.float32), "table")
-    axis = numpy_helper.from_array(np.array([1]), "one")
-    last = numpy_helper.from_array(np.array([2]), "two")
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["v"]),
-        helper.make_node("Cast", ["mask"], ["m"], to=TensorProto.FLOAT),
-        helper.make_node("Unsqueeze", ["m", "two"], ["m3"]),
-        helper.make_node("Mul", ["v", "m3"], ["vectors"]),
-        helper.make_node("ReduceSum", ["vectors", "one"], ["sum"], keepdims=0),
-        helper.make_node("ReduceSum", ["m", "one"], ["count"], keepdims=1),
-        helper.make_node("Div", ["sum", "count"], ["mean"]),
-    ]
+    mean = """sum = ReduceSum<keepdims = 0>(vectors, one)
+      count = ReduceSum<keepdims = 1>(m, one)
+      mean = Div(sum, count)"""
     if not masked:
-        nodes[4:] = [helper.make_node("ReduceMean", ["vectors", "one"], ["mean"], keepdims=0)]
-    ends = [
-        *(helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "length"]) for n in ("ids", "mask")),
-        helper.make_tensor_value_info("vectors", TensorProto.FLOAT, ["batch", other or "length", 6]),
-        helper.make_tensor_value_info("mean", TensorProto.FLOAT, ["batch", 6]),
-    ]
-    graph = helper.make_graph(nodes, "words", ends[:2], ends[2:], [table, axis, last])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
-    return path
+        mean = "mean = ReduceMean<keepdims = 0>(vectors, one)"
+    text = f"""words (int64[batch, length] ids, int64[batch, length] mask)
+    => (float[batch, {other or "length"}, 6] vectors, float[batch, 6] mean) {{
+      v = Gather(table, ids)
+      m = Cast<to = 1>(mask)
+      m3 = Unsqueeze(m, two)
+      vectors = Mul(v, m3)
+      {mean}
+    }}"""
+    table = np.random.default_rng(0).normal(size=(32, 6)).astype(np.float32)
+    return graphs.save(path, text, {"table": table, "one": np.array([1]), "two": np.array([2])})
 
 
 def feeds(length: int, seed: int, rows: int = 1) -> dict[str, Any]:

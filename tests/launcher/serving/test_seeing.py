@@ -20,8 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from launcher.serving.access import ACCESS, Tokens
 from launcher.serving.seeing.numbers import Rate
 from launcher.serving.seeing.traces import Traces
-from tests.launcher.serving.playing import URL, Played, ask, played, until
+from tests.launcher.serving.playing import URL, Played, ask, played
 from tests.launcher.serving.running import Running
+from tests.ranks.threads import until
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 """As the W3C's recommendation on Trace Context has it: version, trace, parent, sampled."""

@@ -28,8 +28,9 @@ from launcher.serving.models import State
 from launcher.serving.opening import offers
 from launcher.serving.tensor_model import AHEAD, TensorModel
 from launcher.serving.text_model import TextModel
-from tests.launcher.serving.playing import URL, Gate, Played, ask, played, until
+from tests.launcher.serving.playing import URL, Gate, Played, ask, played
 from tests.launcher.serving.running import Running, running
+from tests.ranks.threads import until
 
 
 class Restarting:

@@ -32,8 +32,9 @@ from launcher.serving.upkeep.weights import of_file
 from ranks.common.tensors import TensorSpec
 from tests.launcher.generation import tiny
 from tests.launcher.group.test_new_weights import ROWS, WIDE, X, save, some
-from tests.launcher.serving.playing import ranks_here, until
+from tests.launcher.serving.playing import ranks_here
 from tests.launcher.serving.running import Running, running
+from tests.ranks.threads import until
 
 pytestmark = pytest.mark.timeout(240)
 ADMIN, USER = b"token-of-the-admin", b"token-of-a-user"

@@ -18,7 +18,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
 
 import ranks
 from launcher import cli
@@ -407,27 +406,14 @@ def test_a_bar_shows_on_a_terminal_only(model: Path, tmp_path: Path) -> None:
 )
 def test_text_as_characters_or_bytes(tmp_path: Path, texts: Any) -> None:
     """Each text has its number; one that ran into its neighbour would have -7."""
-    nodes = [
-        helper.make_node(
-            "LabelEncoder",
-            ["s"],
-            ["f"],
-            domain="ai.onnx.ml",
-            keys_strings=["ab", "c"],
-            values_floats=[1.0, 2.0],
-            default_float=-7.0,
-        ),
-        helper.make_node("Unsqueeze", ["f", "axis"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("s", TensorProto.STRING, ["n"])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 1])],
-        [onnx.numpy_helper.from_array(np.array([1]), "axis")],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 2)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    text = """<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 2]>
+    g (string[n] s) => (float[n, 1] y) {
+      f = ai.onnx.ml.LabelEncoder<
+        keys_strings = ["ab", "c"], values_floats = [1.0, 2.0], default_float = -7.0
+      >(s)
+      y = Unsqueeze(f, axis)
+    }"""
+    graphs.save(tmp_path / "m.onnx", text, {"axis": np.array([1])})
     labels = np.array([[1.0], [2.0], [1.0]], np.float32)
     np.savez(tmp_path / "d.npz", s=texts, label=labels)
     model = built(tmp_path / "m.onnx")

@@ -12,16 +12,15 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from onnx import helper
 
 import ranks
 from ranks import collectives
 from ranks.errors import DeviceError
 from ranks.identity.place import Identity
 from tests.ranks import api_models
+from tests.sharding import graphs
 
 ROOT = Path(__file__).parents[3]
 
@@ -45,10 +44,7 @@ without_driver = pytest.mark.skipif(has_driver(), reason="this machine has the A
 
 
 def relu(path: Path) -> Path:
-    value = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", value[:1], value[1:])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    return graphs.save(path, "g (float[2] x) => (float[2] y) { y = Relu(x) }", {}, opset=17)
 
 
 @needs_cann

@@ -9,61 +9,44 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from ranks.errors import ModelError, ShardError
 from ranks.run import executor
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks, same_everywhere
 from tests.ranks.rank_models import joined, model, node, value
+from tests.sharding import graphs
 
 
 def _decoder(rank: int, size: int, element: int = 1) -> onnx.ModelProto:
     """A rank's part of one attention layer with a cache, as ONNX Runtime's tools export it.
 
-    The cache holds the rank's own heads; vocabulary logits are gathered along the last axis.
+    The cache holds the rank's own heads; vocabulary logits are gathered along the last axis, and without an
+    axis along axis 1: the default of ONNX Runtime's schema.
     """
     dtype = helper.tensor_dtype_to_np_dtype(element)
     rng = np.random.default_rng(rank)
-    width, local = 8, 8 // size
-
-    def weight(name: str, *shape: int) -> onnx.TensorProto:
-        return numpy_helper.from_array((rng.standard_normal(shape) / 3).astype(dtype), name)
-
-    nodes = [
-        node("MatMul", ["x", "q"], ["query"]),
-        node("MatMul", ["x", "k"], ["key"]),
-        node("Concat", ["past_key", "key"], ["present_key"], axis=1),
-        node("Transpose", ["present_key"], ["turned"], perm=[0, 2, 1]),
-        node("MatMul", ["query", "turned"], ["scores"]),
-        node("Softmax", ["scores"], ["weights"], axis=-1),
-        node("MatMul", ["weights", "present_key"], ["context"]),
-        node("MatMul", ["context", "o"], ["part"]),
-        node("AllReduce", ["part"], ["hidden"]),
-        node("MatMul", ["hidden", "head"], ["share"]),
-        node("AllGather", ["share"], ["logits"], group_size=size, axis=-1),
-        # Without an axis, along axis 1: the default of ONNX Runtime's schema.
-        node("AllGather", ["share"], ["stacked"], group_size=size),
-    ]
-    weights = [
-        weight("q", width, local),
-        weight("k", width, local),
-        weight("o", local, width),
-        weight("head", width, 6),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        f"rank_{rank}",
-        [value("x", ["batch", "n", width], element), value("past_key", ["batch", "past", local], element)],
-        [
-            value("logits", ["batch", "n", 6 * size], element),
-            value("present_key", ["batch", "total", local], element),
-            value("stacked", None, element),
-        ],
-        weights,
-    )
-    imports = [helper.make_opsetid("", 16), helper.make_opsetid("com.microsoft", 1)]
-    imports.append(helper.make_opsetid("com.microsoft.nchwc", 1))
-    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+    local = 8 // size
+    kind = {1: "float", 10: "float16"}[element]
+    text = f"""<ir_version: 8, opset_import: ["" : 16, "com.microsoft" : 1, "com.microsoft.nchwc" : 1]>
+    rank_{rank} ({kind}[batch, n, 8] x, {kind}[batch, past, {local}] past_key)
+    => ({kind}[batch, n, {6 * size}] logits, {kind}[batch, total, {local}] present_key, {kind}[] stacked) {{
+      query = MatMul(x, q)
+      key = MatMul(x, k)
+      present_key = Concat<axis = 1>(past_key, key)
+      turned = Transpose<perm = [0, 2, 1]>(present_key)
+      scores = MatMul(query, turned)
+      weights = Softmax<axis = -1>(scores)
+      context = MatMul(weights, present_key)
+      part = MatMul(context, o)
+      hidden = com.microsoft.AllReduce(part)
+      share = MatMul(hidden, head)
+      logits = com.microsoft.AllGather<group_size = {size}, axis = -1>(share)
+      stacked = com.microsoft.AllGather<group_size = {size}>(share)
+    }}"""
+    shapes = {"q": (8, local), "k": (8, local), "o": (local, 8), "head": (8, 6)}
+    weights = {name: (rng.standard_normal(shape) / 3).astype(dtype) for name, shape in shapes.items()}
+    return graphs.model(text, weights)
 
 
 def _feeds(size: int, dtype: Any) -> dict[str, np.ndarray[Any, Any]]:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 import ranks
 from ranks.common import notice
@@ -34,35 +34,14 @@ W2 = RANDOM.standard_normal((16, 6)).astype(np.float32)
 X = RANDOM.standard_normal((5, 8)).astype(np.float32)
 
 
-def save(
-    path: Path,
-    nodes: Sequence[onnx.NodeProto],
-    weights: dict[str, Any],
-    inputs: dict[str, tuple[int, list[Any]]],
-    outputs: dict[str, tuple[int, list[Any]]],
-    opset: int = 17,
-) -> Path:
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info(name, *what) for name, what in inputs.items()],
-        [helper.make_tensor_value_info(name, *what) for name, what in outputs.items()],
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
-    )
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-    return path
-
-
 def mlp(path: Path, element: int = TensorProto.FLOAT) -> Path:
-    dtype = np.dtype(np.float32 if element == TensorProto.FLOAT else np.float16)
-    nodes = [
-        helper.make_node("MatMul", ["x", "w1"], ["a"], "first"),
-        helper.make_node("Tanh", ["a"], ["b"], "act"),
-        helper.make_node("MatMul", ["b", "w2"], ["y"], "second"),
-    ]
-    weights = {"w1": W1.astype(dtype), "w2": W2.astype(dtype)}
-    return save(path, nodes, weights, {"x": (element, ["n", 8])}, {"y": (element, ["n", 6])})
+    kind, dtype = ("float", np.float32) if element == TensorProto.FLOAT else ("float16", np.float16)
+    text = f"""g ({kind}[n, 8] x) => ({kind}[n, 6] y) {{
+      [first] a = MatMul(x, w1)
+      [act] b = Tanh(a)
+      [second] y = MatMul(b, w2)
+    }}"""
+    return graphs.save(path, text, {"w1": W1.astype(dtype), "w2": W2.astype(dtype)}, opset=17)
 
 
 def half(array: Any) -> Any:
@@ -135,8 +114,8 @@ def test_factors_are_rounded_to_float16(tmp_path: Path) -> None:
     """To the last bit: 2049 and 1 + 2**-12 lie between two numbers of float16, and go to the even one."""
     x = np.full((1, 8), 2049, np.float32)
     weights = {"w": np.full((8, 1), 1 + 2**-12, np.float32)}
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "product")]
-    path = save(tmp_path / "m.onnx", nodes, weights, {"x": (1, ["n", 8])}, {"y": (1, ["n", 1])})
+    text = "g (float[n, 8] x) => (float[n, 1] y) { [product] y = MatMul(x, w) }"
+    path = graphs.save(tmp_path / "m.onnx", text, weights, opset=17)
     model = ranks.Model()
     for kind, want in (("float16", 8 * 2048), ("float32", 8 * 2049 * (1 + 2**-12))):
         plan = {"execution_plan": {"product": f"data_type:{kind}"}}
@@ -189,21 +168,18 @@ def test_the_default_and_the_preference_leave_a_model_as_it_is(tmp_path: Path) -
 def test_float16_with_what_cannot_have_it_left_alone(tmp_path: Path) -> None:
     """The graph that a GPU is given: a masked softmax, reductions, a whole-number path, an operator of
     ONNX Runtime's own."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["s"], "scores"),
-        helper.make_node("Add", ["s", "mask"], ["masked"], "masking"),
-        helper.make_node("Softmax", ["masked"], ["p"], "softmax", axis=-1),
-        helper.make_node("ReduceMean", ["p"], ["mean"], "reduce", axes=[-1], keepdims=1),
-        helper.make_node("Gelu", ["p"], ["g"], "gelu", domain="com.microsoft"),
-        helper.make_node("Sub", ["g", "mean"], ["y"], "last"),
-        helper.make_node("ArgMax", ["y"], ["best"], "arg", axis=-1, keepdims=0),
-        helper.make_node("Shape", ["y"], ["shape"], "shape"),
-    ]
+    text = """g (float[n, 8] x) => (float[n, 16] y, int64[n] best, int64[2] shape) {
+      [scores] s = MatMul(x, w)
+      [masking] masked = Add(s, mask)
+      [softmax] p = Softmax<axis = -1>(masked)
+      [reduce] mean = ReduceMean<axes = [-1], keepdims = 1>(p)
+      [gelu] g = com.microsoft.Gelu(p)
+      [last] y = Sub(g, mean)
+      [arg] best = ArgMax<axis = -1, keepdims = 0>(y)
+      [shape] shape = Shape(y)
+    }"""
     mask = np.where(np.arange(16) < 3, np.finfo(np.float32).min, 0).astype(np.float32)
-    path = save(
-        tmp_path / "m.onnx", nodes, {"w": W1, "mask": mask}, {"x": (TensorProto.FLOAT, ["n", 8])},
-        {"y": (1, ["n", 16]), "best": (7, ["n"]), "shape": (7, [2])},
-    )  # fmt: skip
+    path = graphs.save(tmp_path / "m.onnx", text, {"w": W1, "mask": mask}, opset=17)
     model = converted(path, Precision(FLOAT16))
     casts = {node.input[0]: node.attribute[0].i for node in model.graph.node if node.op_type == "Cast"}
     inputs = {node.name: list(node.input) for node in model.graph.node}
@@ -222,28 +198,14 @@ def test_float16_with_what_cannot_have_it_left_alone(tmp_path: Path) -> None:
 
 
 def test_graphs_inside_nodes(tmp_path: Path) -> None:
-    def branch(name: str, op: str) -> onnx.GraphProto:
-        made = helper.make_node(op, ["h", "w2"], [f"{name}_y"], f"{name}_node")
-        return helper.make_graph([made], name, [], [helper.make_tensor_value_info(f"{name}_y", 1, None)])
-
-    nodes = [
-        helper.make_node("MatMul", ["x", "w1"], ["h"], "first"),
-        helper.make_node(
-            "If",
-            ["c"],
-            ["y"],
-            "choice",
-            then_branch=branch("yes", "MatMul"),
-            else_branch=branch("no", "MatMul"),
-        ),
-    ]
-    path = save(
-        tmp_path / "m.onnx",
-        nodes,
-        {"w1": W1, "w2": W2},
-        {"x": (1, ["n", 8]), "c": (9, [])},
-        {"y": (1, ["n", 6])},
-    )
+    text = """g (float[n, 8] x, bool c) => (float[n, 6] y) {
+      [first] h = MatMul(x, w1)
+      [choice] y = If (c) <
+        then_branch = yes () => (float[n, 6] yes_y) { [yes_node] yes_y = MatMul(h, w2) },
+        else_branch = no () => (float[n, 6] no_y) { [no_node] no_y = MatMul(h, w2) }
+      >
+    }"""
+    path = graphs.save(tmp_path / "m.onnx", text, {"w1": W1, "w2": W2}, opset=17)
     model = converted(path, Precision("", (("yes_node", FLOAT16), ("first", FLOAT16))))
     first = half(half(X) @ half(W1))
     assert error(run(model, x=X, c=np.array(True))[0], half(first @ half(W2))) < 2e-3
@@ -267,17 +229,15 @@ def test_graphs_inside_nodes(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_plans_that_cannot_be_followed(tmp_path: Path, plan: dict[str, str], message: str) -> None:
-    nodes = [
-        helper.make_node("Tanh", ["x"], ["t"], "act"),
-        helper.make_node("Mul", ["t", "big"], ["u"], "wide"),
-        helper.make_node("Shape", ["i"], ["s"], "shape"),
-        helper.make_node("Neg", ["i"], ["j"], "nms"),
-        helper.make_node("Unheard", ["x"], ["z"], "own", domain="elsewhere"),
-    ]
-    path = save(
-        tmp_path / "m.onnx", nodes, {"big": np.float32(1e30)}, {"x": (1, [2, 8]), "i": (7, [2])},
-        {"u": (1, [2, 8]), "s": (7, [1]), "j": (7, [2]), "z": (1, [2, 8])},
-    )  # fmt: skip
+    text = """<ir_version: 8, opset_import: ["" : 17, "elsewhere" : 1]>
+    g (float[2, 8] x, int64[2] i) => (float[2, 8] u, int64[1] s, int64[2] j, float[2, 8] z) {
+      [act] t = Tanh(x)
+      [wide] u = Mul(t, big)
+      [shape] s = Shape(i)
+      [nms] j = Neg(i)
+      [own] z = elsewhere.Unheard(x)
+    }"""
+    path = graphs.save(tmp_path / "m.onnx", text, {"big": np.array(1e30, np.float32)})
     with pytest.raises(RuntimeError, match=message) as caught:
         ranks.Model().build_from_file(str(path), ranks.ModelType.MINDIR, config_dict={"execution_plan": plan})
     assert isinstance(caught.value, ShardrunError)
@@ -323,12 +283,12 @@ def test_together_with_other_shapes_and_variable_weights(tmp_path: Path) -> None
 
 def test_rank_models_keep_what_they_exchange(tmp_path: Path) -> None:
     """Collectives keep their type, so that ranks need not agree."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w1"], ["h"], "first"),
-        helper.make_node("AllReduce", ["h"], ["r"], "sum", domain="com.microsoft"),
-        helper.make_node("Tanh", ["r"], ["y"], "act"),
-    ]
-    path = save(tmp_path / "m.onnx", nodes, {"w1": W1}, {"x": (1, ["n", 8])}, {"y": (1, ["n", 16])})
+    text = """g (float[n, 8] x) => (float[n, 16] y) {
+      [first] h = MatMul(x, w1)
+      [sum] r = com.microsoft.AllReduce(h)
+      [act] y = Tanh(r)
+    }"""
+    path = graphs.save(tmp_path / "m.onnx", text, {"w1": W1}, opset=17)
     model = onnx.load(path)
     assert apply(model, Precision(FLOAT16), path, part=True) == {}
     kept = next(node for node in model.graph.node if node.op_type == "AllReduce")

@@ -21,8 +21,9 @@ from ranks.run import executor, group
 from ranks.run.placement import Placement
 from sharding import slice_model
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
-from tests.ranks.rank_models import joined, model, node, save, value
+from tests.ranks.rank_models import joined, save
 from tests.ranks.run.test_executor import assert_close, mlp, mlps, reference, rows
+from tests.sharding import graphs
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -31,18 +32,9 @@ ROOT = Path(__file__).resolve().parents[3]
 def slices(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A slice folder for two ranks, with ``whole.onnx`` beside it."""
     folder = tmp_path_factory.mktemp("slices")
-    generator = np.random.default_rng(3)
-    weights = {
-        "w1": generator.standard_normal((64, 256)).astype(np.float32),
-        "w2": generator.standard_normal((256, 64)).astype(np.float32),
-    }
-    nodes = [
-        node("MatMul", ["x", "w1"], ["a"]),
-        node("Relu", ["a"], ["r"]),
-        node("MatMul", ["r", "w2"], ["y"]),
-    ]
-    whole = model(nodes, [value("x", ["n", 64])], [value("y", ["n", 64])], weights)
-    onnx.save(whole, folder / "whole.onnx")
+    text = "mlp (float[n, 64] x) => (float[n, 64] y) { a = MatMul(x, w1) r = Relu(a) y = MatMul(r, w2) }"
+    weights = {"w1": graphs.array(64, 256), "w2": graphs.array(256, 64)}
+    graphs.save(folder / "whole.onnx", text, weights)
     slice_model(folder / "whole.onnx", 2, folder / "two")
     return folder
 

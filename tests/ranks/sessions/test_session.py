@@ -9,10 +9,8 @@ import threading
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
-from onnx import helper
 
 from ranks.devices import devices
 from ranks.errors import DeviceError, ModelError, ShardrunError
@@ -23,14 +21,10 @@ from sharding.common.limits import cores as available_cores
 from tests.sharding import graphs
 
 
-def relu(element: int = onnx.TensorProto.FLOAT) -> bytes:
+def relu(kind: str = "float") -> bytes:
     """A model of one node."""
-    value = helper.make_tensor_value_info("x", element, ["n"])
-    node = helper.make_node("Relu", ["x"], ["y"])
-    graph = helper.make_graph([node], "g", [value], [onnx.ValueInfoProto(name="y")])
-    return helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
-    ).SerializeToString()
+    text = f"g ({kind}[n] x) => ({kind}[n] y) {{ y = Relu(x) }}"
+    return graphs.model(text, {}, opset=17).SerializeToString()
 
 
 def test_threads_are_the_cores_shared_by_the_ranks_of_the_host() -> None:
@@ -71,7 +65,7 @@ def test_bad_numbers_of_threads(text: str) -> None:
 
 def test_reasons_have_no_status_code_or_source_line() -> None:
     with pytest.raises(ModelError) as caught:
-        create(relu(onnx.TensorProto.STRING), SessionConfig(threads=1), "the test model")
+        create(relu("string"), SessionConfig(threads=1), "the test model")
     text = str(caught.value)
     assert text.startswith(f"ONNX Runtime {ort.__version__} refuses the test model: ")
     assert "ONNXRuntimeError" not in text

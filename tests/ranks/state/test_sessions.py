@@ -17,6 +17,7 @@ from ranks.run.steps import sequences
 from ranks.state.rows import Batch
 from tests.ranks import state_models
 from tests.ranks.state_models import FORMS, Plain
+from tests.sharding import graphs
 
 COUNTS = (5, 1, 1, 1, 3, 1, 1, 1, 2, 1)
 
@@ -162,13 +163,7 @@ def test_masks_may_be_given(tmp_path: Path) -> None:
 
 
 def test_a_model_without_state_says_so(tmp_path: Path) -> None:
-    import onnx
-    from onnx import helper
-
-    values = [helper.make_tensor_value_info(name, 1, ["n"]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", values[:1], values[1:])
-    opset = helper.make_opsetid("", 18)
-    onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[opset]), tmp_path / "neg.onnx")
+    graphs.save(tmp_path / "neg.onnx", "g (float[n] x) => (float[n] y) { y = Neg(x) }", {})
     with pytest.raises(ShardrunError, match=r"neg\.onnx has no state .* --state IN=OUT"):
         executor.load(tmp_path / "neg.onnx").session()
 
@@ -295,27 +290,23 @@ def test_a_cache_that_the_model_measures_has_the_length_of_what_was_read(
     seen: str, by_branch: bool, tmp_path: Path
 ) -> None:
     import onnx
-    from onnx import helper
 
     path = tmp_path / "model.onnx"
     state_models.buffered(path)
     model = onnx.load(path)
     graph = model.graph
     graph.node[-1].output[0] = "scores"
-    measured = [
-        helper.make_node("Shape", [seen], ["length"], start=2, end=3),
-        helper.make_node("Cast", ["length"], ["long"], to=1),
-    ]
+    last = "long"
+    measured = f'length = Shape<start = 2, end = 3>("{seen}") long = Cast<to = 1>(length)'
     if by_branch:
-        branch = helper.make_graph(
-            measured, "b", [], [helper.make_tensor_value_info("long", onnx.TensorProto.FLOAT, [1])]
-        )
-        measured = [
-            helper.make_node("ReduceSum", ["attention_mask"], ["count"], keepdims=0),
-            helper.make_node("Cast", ["count"], ["any"], to=9),
-            helper.make_node("If", ["any"], ["measured"], then_branch=branch, else_branch=branch),
-        ]
-    graph.node.extend([*measured, helper.make_node("Add", ["scores", measured[-1].output[0]], ["logits"])])
+        branch = f"b () => (float[1] long) {{ {measured} }}"
+        last = "chosen"
+        measured = f"""
+        count = ReduceSum<keepdims = 0>(attention_mask)
+        any = Cast<to = 9>(count)
+        chosen = If (any) <then_branch = {branch}, else_branch = {branch}>"""
+    more = onnx.parser.parse_graph(f"g () => () {{ {measured} logits = Add(scores, {last}) }}")
+    graph.node.extend(more.node)
     onnx.save(model, path)
     plain = Plain(path, 1)
     with executor.load(path, threads=1).session() as session:

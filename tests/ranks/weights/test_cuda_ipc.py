@@ -30,6 +30,7 @@ from ranks.weights.device import copies, cuda_ipc, device_model
 from ranks.weights.device.device_model import DeviceWeights, export_device_weights, open_device_weights
 from tests.ranks.api_models import linear
 from tests.ranks.fake_cuda import CONFIG, FakeDriver, library
+from tests.sharding import graphs
 
 ROOT = Path(__file__).parents[3]
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(3, 8)
@@ -472,56 +473,33 @@ def test_values_on_a_device_that_onnxruntime_does_not_know() -> None:
         dlpack.value_at(raw.ctypes.data, 1, (4,), (99, 0))
 
 
-def copied(nodes: list[onnx.NodeProto], outputs: list[str]) -> onnx.GraphProto:
-    return helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 8])],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 8]) for name in outputs],
-        [numpy_helper.from_array(np.ones(8, np.float32), "w")],
-    )
-
-
 def test_copies_between_host_and_device_are_removed() -> None:
-    branch = helper.make_graph(
-        [helper.make_node("MemcpyToHost", ["b"], ["b_host"]), helper.make_node("Neg", ["b_host"], ["n"])],
-        "branch",
-        [],
-        [helper.make_tensor_value_info("n", TensorProto.FLOAT, [3, 8])],
-    )
-    other = helper.make_graph(
-        [helper.make_node("Identity", ["b"], ["i"])],
-        "other",
-        [],
-        [helper.make_tensor_value_info("i", TensorProto.FLOAT, [3, 8])],
-    )
-    truth = numpy_helper.from_array(np.array(True), "truth")
-    graph = copied(
-        [
-            helper.make_node("MemcpyFromHost", ["x"], ["x_CUDA"]),
-            helper.make_node("Add", ["x_CUDA", "w"], ["a_CUDA"]),
-            helper.make_node("MemcpyToHost", ["a_CUDA"], ["a"]),
-            helper.make_node("Mul", ["a_CUDA", "a"], ["b_CUDA"]),
-            helper.make_node("MemcpyToHost", ["b_CUDA"], ["b"]),
-            helper.make_node("MemcpyToHost", ["x"], ["same"]),
-            helper.make_node("Constant", [], ["yes"], value=truth),
-            helper.make_node("If", ["yes"], ["c"], then_branch=branch, else_branch=other),
-        ],
-        ["a", "c", "same"],
-    )
+    text = """g (float[3, 8] x) => (float[3, 8] a, float[3, 8] c, float[3, 8] same) {
+      x_CUDA = MemcpyFromHost(x)
+      a_CUDA = Add(x_CUDA, w)
+      a = MemcpyToHost(a_CUDA)
+      b_CUDA = Mul(a_CUDA, a)
+      b = MemcpyToHost(b_CUDA)
+      same = MemcpyToHost(x)
+      yes = Constant<value = bool {1}>()
+      c = If (yes) <
+        then_branch = branch () => (float[3, 8] n) { b_host = MemcpyToHost(b) n = Neg(b_host) },
+        else_branch = other () => (float[3, 8] i) { i = Identity(b) }
+      >
+    }"""
+    model = graphs.model(text, {"w": np.ones(8, np.float32)}, opset=17)
+    graph = model.graph
     copies.without_copy_nodes(graph)
     assert [node.op_type for node in graph.node] == ["Add", "Mul", "Identity", "Constant", "If"]
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.checker.check_model(model)
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    a, c, same = session.run(None, {"x": X})
+    a, c, same = graphs.session(model).run(None, {"x": X})
     np.testing.assert_array_equal(a, X + 1)
     np.testing.assert_allclose(c, -((X + 1) ** 2), rtol=1e-6)
     np.testing.assert_array_equal(same, X)
 
 
 def test_weights_of_a_type_that_sessions_take_from_nobody_are_told_of() -> None:
-    graph = copied([], ["x"])
+    model = graphs.model("g (float[3, 8] x) => (float[3, 8] x) { }", {})
     for index, kind in enumerate((TensorProto.INT4, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT)):
         tensor = TensorProto(
             name=f"w{index}", data_type=kind, dims=[4096], data_location=TensorProto.EXTERNAL
@@ -529,9 +507,9 @@ def test_weights_of_a_type_that_sessions_take_from_nobody_are_told_of() -> None:
         length = {TensorProto.INT4: 2048, TensorProto.FLOAT: 16384}.get(kind, 4096)
         for key, given in (("location", "weights.data"), ("offset", "0"), ("length", str(length))):
             tensor.external_data.add(key=key, value=given)
-        graph.initializer.append(tensor)
+        model.graph.initializer.append(tensor)
     with pytest.warns(UserWarning, match="weights of the odd model") as caught:
-        device_model._say_copies(helper.make_model(graph).SerializeToString(), "the odd model")
+        device_model._say_copies(model.SerializeToString(), "the odd model")
     assert [str(one.message) for one in caught] == [
         "2 of the 3 weights of the odd model on the GPU, 6144 of 22528 bytes, are not shared, but loaded by "
         "each process: ONNX Runtime takes no FLOAT8E4M3FN or INT4 from others. To share all, share the model "
@@ -541,31 +519,18 @@ def test_weights_of_a_type_that_sessions_take_from_nobody_are_told_of() -> None:
 
 def test_a_weight_of_a_subgraph_is_not_taken_for_one_of_the_graph(tmp_path: Path) -> None:
     big = np.arange(2048, dtype=np.float32)
-    branches = [
-        helper.make_graph(
-            [
-                helper.make_node("Add", ["v", f"{name}_w"], [f"{name}_sum"]),
-                helper.make_node("Add", [f"{name}_sum", "w"], [f"{name}_out"]),
-            ],
-            name,
-            [],
-            [helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, [2048])],
-            [numpy_helper.from_array(big * factor, f"{name}_w")],
-        )
-        for name, factor in (("then", 2), ("else", 3))
-    ]
-    graph = helper.make_graph(
-        [helper.make_node("If", ["x"], ["y"], then_branch=branches[0], else_branch=branches[1])],
-        "g",
-        [
-            helper.make_tensor_value_info("x", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("v", TensorProto.FLOAT, [2048]),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2048])],
-        [numpy_helper.from_array(big, "w")],
-    )
+    text = """g (bool x, float[2048] v) => (float[2048] y) {
+      y = If (x) <
+        then_branch = then () => (float[2048] then_out) { a = Add(v, then_w) then_out = Add(a, w) },
+        else_branch = else () => (float[2048] else_out) { b = Add(v, else_w) else_out = Add(b, w) }
+      >
+    }"""
+    model = graphs.model(text, {"w": big}, opset=17)
+    for attribute, factor in zip(model.graph.node[0].attribute, (2, 3), strict=True):
+        own = numpy_helper.from_array(big * factor, f"{attribute.g.name}_w")
+        attribute.g.initializer.append(own)
     path = tmp_path / "branches.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    onnx.save(model, path)
     weights = export_device_weights(path, CONFIG, tmp_path / "device", FakeDriver())
     assert len(weights.values) == 3, "those of the branches, too"
     session = weights.session(CONFIG, "the model")

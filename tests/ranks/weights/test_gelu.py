@@ -82,9 +82,7 @@ def also(name: str) -> Callable[[onnx.GraphProto], object]:
 
 def in_branch(graph: onnx.GraphProto) -> None:
     """A value in between is used in a subgraph."""
-    branch = helper.make_graph(
-        [helper.make_node("Neg", ["added"], ["b"])], "b", [], [helper.make_empty_tensor_value_info("b")]
-    )
+    branch = onnx.parser.parse_graph("b () => (float[n, 256] b) { b = Neg(added) }")
     graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
     graph.node.append(helper.make_node("If", ["yes"], ["c"], then_branch=branch, else_branch=branch))
     also("c")(graph)

@@ -142,33 +142,16 @@ def test_equal_weights_of_different_models_are_one_file(store: Store, tmp_path: 
 
 def conditional() -> onnx.ModelProto:
     """Products in the branches of an If, one of them with a weight of the outer graph."""
-
-    def branch(name: str, used: str, own: np.ndarray[Any, Any] | None) -> onnx.GraphProto:
-        return helper.make_graph(
-            [helper.make_node("MatMul", ["x", used], [f"{name}_y"])],
-            name,
-            [],
-            [helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, ["n", SIZE])],
-            [numpy_helper.from_array(own, used)] if own is not None else [],
-        )
-
-    graph = helper.make_graph(
-        [
-            helper.make_node(
-                "If", ["c"], ["y"],
-                then_branch=branch("then", "inner", weight(3, SIZE, SIZE)),
-                else_branch=branch("else", "outer", None),
-            ),
-        ],
-        "conditional",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", SIZE]),
-            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", SIZE])],
-        [numpy_helper.from_array(weight(4, SIZE, SIZE), "outer")],
-    )  # fmt: skip
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    text = """conditional (float[n, 256] x, bool c) => (float[n, 256] y) {
+      y = If (c) <
+        then_branch = then () => (float[n, 256] then_y) { then_y = MatMul(x, inner) },
+        else_branch = else () => (float[n, 256] else_y) { else_y = MatMul(x, outer) }
+      >
+    }"""
+    model = graphs.model(text, {"outer": weight(4, SIZE, SIZE)}, opset=17)
+    then = model.graph.node[0].attribute[0].g
+    then.initializer.append(numpy_helper.from_array(weight(3, SIZE, SIZE), "inner"))
+    return model
 
 
 @pytest.mark.parametrize("branch", [True, False])
@@ -182,32 +165,17 @@ def test_strings_sparse_and_folded_weights(store: Store) -> None:
     names = numpy_helper.from_array(np.array([f"label {i}" for i in range(3000)], dtype=object), "names")
     values = numpy_helper.from_array(weight(7, 2000), "sparse")
     indices = numpy_helper.from_array(np.arange(0, 4000, 2, dtype=np.int64), "sparse_indices")
-    graph = helper.make_graph(
-        [
-            helper.make_node("Gather", ["names", "i"], ["label"]),
-            helper.make_node("Gather", ["sparse", "i"], ["number"]),
-            helper.make_node("Transpose", ["w"], ["turned"]),
-            helper.make_node("Mul", ["turned", "half"], ["small"]),
-            helper.make_node("MatMul", ["x", "small"], ["y"]),
-        ],
-        "mixed",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", SIZE]),
-            helper.make_tensor_value_info("i", TensorProto.INT64, ["k"]),
-        ],
-        [
-            helper.make_tensor_value_info("label", TensorProto.STRING, ["k"]),
-            helper.make_tensor_value_info("number", TensorProto.FLOAT, ["k"]),
-            helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", SIZE]),
-        ],
-        [
-            names,
-            numpy_helper.from_array(weight(8, SIZE, SIZE), "w"),
-            numpy_helper.from_array(np.array(0.5, np.float32), "half"),
-        ],
-        sparse_initializer=[helper.make_sparse_tensor(values, indices, [4000])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    text = """mixed (float[n, 256] x, int64[k] i) => (string[k] label, float[k] number, float[n, 256] y) {
+      label = Gather(names, i)
+      number = Gather(sparse, i)
+      turned = Transpose(w)
+      small = Mul(turned, half)
+      y = MatMul(x, small)
+    }"""
+    held = {"w": weight(8, SIZE, SIZE), "half": np.array(0.5, np.float32)}
+    model = graphs.model(text, held, opset=17)
+    model.graph.initializer.append(names)
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4000]))
     same(store, model.SerializeToString(), {**X, "i": np.array([0, 7, 2998])})
     assert len(made(store)) == 1
 
@@ -331,11 +299,10 @@ def test_processes_hold_the_weights_once(store: Store, big: Path, tmp_path: Path
 def test_a_run_holds_only_what_is_in_use_at_one_time(store: Store, tmp_path: Path) -> None:
     """Eight lengths of rows, each in two layers: of these buffers a layer uses its input and its output."""
     widths, rows = [256 + 16 * (index % 8) for index in range(17)], 2048
-    nodes = [helper.make_node("MatMul", [f"v{i}", f"w{i}"], [f"v{i + 1}"]) for i in range(16)]
-    weights = [numpy_helper.from_array(weight(i, *widths[i : i + 2]), f"w{i}") for i in range(16)]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 256]) for name in ("v0", "v16")]
-    graph = helper.make_graph(nodes, "widths", ends[:1], ends[1:], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    products = " ".join(f"v{i + 1} = MatMul(v{i}, w{i})" for i in range(16))
+    text = f"widths (float[n, 256] v0) => (float[n, 256] v16) {{ {products} }}"
+    weights = {f"w{i}": weight(i, *widths[i : i + 2]) for i in range(16)}
+    model = graphs.model(text, weights, opset=17)
     process = worker(save(model, tmp_path / "widths.onnx"), tmp_path / "cache", rows=rows)
     said, _ = process.communicate("", timeout=60)
     kilobytes, _, opened = said.split()

@@ -19,7 +19,8 @@ import ranks
 from ranks.errors import ModelError, ShardrunError, WeightsError
 from ranks.run import executor
 from ranks.weights.updated.values import Pair
-from tests.ranks.variable_models import CASES, Array, Case, error, node, numbers, oracle, others, replaced
+from tests.ranks.variable_models import CASES, Array, Case, error, numbers, oracle, others, replaced
+from tests.sharding import graphs
 
 W = numbers(4, 5, seed=2)
 pytestmark = pytest.mark.usefixtures("single")
@@ -163,21 +164,16 @@ def test_more_than_two_gigabytes_of_external_data(tmp_path: Path) -> None:
     with (tmp_path / "data").open("wb") as file:
         file.seek(4 * rows)
         file.write(first.tobytes())
-    graph = helper.make_graph(
-        [
-            node("Shape", ["x"], ["s"]),
-            node("Gather", ["big", "s"], ["zeros"]),
-            node("ReduceSum", ["zeros"], ["zero"]),
-            node("MatMul", ["x", "w"], ["h"]),
-            node("Add", ["h", "zero"], ["y"]),
-        ],
-        "graph",
-        [helper.make_tensor_value_info("x", 1, ["n", 4])],
-        [helper.make_tensor_value_info("y", 1, None)],
-        [big, w],
-    )
+    text = """g (float[n, 4] x) => (float[] y) {
+      s = Shape(x)
+      zeros = Gather(big, s)
+      zero = ReduceSum(zeros)
+      h = MatMul(x, w)
+      y = Add(h, zero)
+    }"""
+    made = graphs.model(text, {}, opset=17)
+    made.graph.initializer.extend([big, w])
     path = tmp_path / "model.onnx"
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     path.write_bytes(made.SerializeToString())
     model = executor.load(path, variable_weights=["w"])
     x, new = numbers(2, 4), numbers(4, 5, seed=1)
@@ -192,13 +188,13 @@ def test_a_prediction_sees_all_old_or_all_new_values(tmp_path: Path) -> None:
     names = [f"w{layer}" for layer in range(layers)]
     weights = {name: numbers(width, width, seed=i) / 8 for i, name in enumerate(names)}
     chain = ["x", *(f"h{layer}" for layer in range(layers - 1)), "y"]
-
-    def nodes() -> list[onnx.NodeProto]:
-        turned = [node("Transpose", [n], [f"{n}t"], perm=[1, 0]) for n in names[::2]]
-        reads = [f"{n}t" if i % 2 == 0 else n for i, n in enumerate(names)]
-        return turned + [node("MatMul", [chain[i], r], [chain[i + 1]]) for i, r in enumerate(reads)]
-
-    case = Case(nodes, weights, tuple(names), {"x": ["n", width]})
+    text = ""
+    for i, name in enumerate(names):
+        if i % 2 == 0:
+            text += f" {name}t = Transpose<perm = [1, 0]>({name})"
+        read = f"{name}t" if i % 2 == 0 else name
+        text += f" {chain[i + 1]} = MatMul({chain[i]}, {read})"
+    case = Case(text, weights, tuple(names), {"x": ["n", width]})
     path = case.save(tmp_path / "model.onnx")
     model = executor.load(path, variable_weights=names, threads=1)
     sets = [{name: array / 8 for name, array in others(case, seed=s).items()} for s in (1, 2)]
@@ -241,10 +237,9 @@ def test_a_pair_is_added_to_the_base(dtype: Any, tmp_path: Path) -> None:
     """Base and A @ B are added in float32 at least, and rounded once."""
     first = numbers(6, 8, dtype=dtype)
     case = Case(
-        lambda: [node("Cast", ["w"], ["c"], to=TensorProto.DOUBLE), node("MatMul", ["x", "c"], ["y"])],
+        "c = Cast<to = 11>(w) y = MatMul(x, c)",
         {"w": first},
-        ("w",),
-        {"x": ["n", 6]},
+        inputs={"x": ["n", 6]},
         element=TensorProto.DOUBLE,
         out_element=TensorProto.DOUBLE,
     )
@@ -274,9 +269,7 @@ def test_a_pair_is_added_to_the_base(dtype: Any, tmp_path: Path) -> None:
 
 
 def test_pairs_of_stacked_matrices(tmp_path: Path) -> None:
-    case = Case(
-        lambda: [node("MatMul", ["x", "w"], ["y"])], {"w": numbers(3, 4, 5)}, ("w",), {"x": [3, 2, 4]}
-    )
+    case = Case("y = MatMul(x, w)", {"w": numbers(3, 4, 5)}, inputs={"x": [3, 2, 4]})
     path = case.save(tmp_path / "model.onnx")
     model = executor.load(path, variable_weights=["w"])
     a, b = numbers(3, 4, 2), numbers(3, 2, 5)
@@ -309,14 +302,9 @@ def test_pairs_of_stacked_matrices(tmp_path: Path) -> None:
 )
 def test_refused_updates_change_nothing(given: Any, words: str, tmp_path: Path) -> None:
     case = Case(
-        lambda: [
-            node("MatMul", ["x", "w"], ["h"]),
-            node("Add", ["h", "b"], ["a"]),
-            node("Gather", ["a", "k"], ["y"], axis=1),
-        ],
+        "h = MatMul(x, w) a = Add(h, b) y = Gather<axis = 1>(a, k)",
         {"w": numbers(4, 5), "b": numbers(5), "k": np.array([0, 2, 4], np.int64)},
         ("w", "k"),
-        {"x": ["n", 4]},
     )
     path = case.save(tmp_path / "model.onnx")
     model = executor.load(path, variable_weights=case.variable)
@@ -330,10 +318,9 @@ def test_refused_updates_change_nothing(given: Any, words: str, tmp_path: Path) 
 def test_an_update_that_cannot_be_computed_changes_nothing(tmp_path: Path) -> None:
     """The rows that a Gather takes of a weight are no longer there."""
     case = Case(
-        lambda: [node("Gather", ["w", "i"], ["r"]), node("MatMul", ["x", "r"], ["y"])],
+        "r = Gather(w, i) y = MatMul(x, r)",
         {"w": numbers(4, 5), "i": np.arange(4)},
         ("w", "i"),
-        {"x": ["n", 4]},
     )
     path = case.save(tmp_path / "model.onnx")
     model = executor.load(path, variable_weights=case.variable)
@@ -357,14 +344,9 @@ def test_an_update_that_cannot_be_computed_changes_nothing(tmp_path: Path) -> No
 )
 def test_names_that_are_no_weights(name: str, words: str, tmp_path: Path) -> None:
     case = Case(
-        lambda: [
-            node("MatMul", ["x", "weights"], ["h"]),
-            node("Relu", ["h"], ["y"]),
-            node("Identity", ["text"], ["unused"]),
-        ],
+        "h = MatMul(x, weights) y = Relu(h) unused = Identity(text)",
         {"weights": numbers(4, 5), "text": np.array(["a"], object)},
         (),
-        {"x": ["n", 4]},
     )
     path = case.save(tmp_path / "model.onnx")
     with pytest.raises(ModelError) as caught:
@@ -374,19 +356,16 @@ def test_names_that_are_no_weights(name: str, words: str, tmp_path: Path) -> Non
 
 def test_weights_of_a_quantized_convolution(tmp_path: Path) -> None:
     case = Case(
-        lambda: [
-            node("QuantizeLinear", ["x", "s", "z"], ["q"]),
-            node("QLinearConv", ["q", "s", "z", "w", "s", "wz", "s", "z"], ["c"]),
-            node("DequantizeLinear", ["c", "s", "z"], ["y"]),
-        ],
+        """q = QuantizeLinear(x, s, z)
+        c = QLinearConv(q, s, z, w, s, wz, s, z)
+        y = DequantizeLinear(c, s, z)""",
         {
             "s": np.array(0.1, np.float32),
             "z": np.array(128, np.uint8),
             "w": np.ones((2, 3, 1, 1), np.int8),
             "wz": np.array(0, np.int8),
         },
-        ("w",),
-        {"x": [1, 3, 4, 4]},
+        inputs={"x": [1, 3, 4, 4]},
     )
     path = case.save(tmp_path / "model.onnx")
     model = executor.load(path, variable_weights=["w"])  # the weights themselves may vary
@@ -482,9 +461,7 @@ class TestModel:
         assert error(self.answer(model, feeds_of(case)), oracle(after, feeds_of(case))) <= 1e-5
 
     def test_a_weight_whose_name_ends_as_a_pair_does(self, tmp_path: Path) -> None:
-        case = Case(
-            lambda: [node("MatMul", ["x", "w@A"], ["y"])], {"w@A": numbers(4, 5)}, ("w@A",), {"x": ["n", 4]}
-        )
+        case = Case('y = MatMul(x, "w@A")', {"w@A": numbers(4, 5)}, ("w@A",))
         model = self.built(tmp_path, case, {"cpu_context": {"variable_weights_list": "w@A"}})
         model.update_weights([[self.tensor(*item) for item in others(case).items()]])
         after = replaced(tmp_path / "model.onnx", others(case), tmp_path / "b.onnx")
@@ -500,7 +477,7 @@ class TestModel:
 
     def test_new_shapes_of_inputs_keep_the_weights(self, tmp_path: Path) -> None:
         """The model is loaded again; base and version of the weights stay as well."""
-        case = Case(lambda: [node("MatMul", ["x", "w"], ["y"])], {"w": numbers(4, 5)}, ("w",), {"x": [2, 4]})
+        case = Case("y = MatMul(x, w)", {"w": numbers(4, 5)}, inputs={"x": [2, 4]})
         model = self.built(tmp_path, case, {"cpu_context": {"variable_weights_list": "w"}})
         new, a, b = numbers(4, 5, seed=2), numbers(4, 1), numbers(1, 5)
         model.update_weights([[self.tensor("w", new)]])
@@ -570,12 +547,7 @@ class TestModel:
         assert model.get_model_info("weights_version") == "1"
 
     def test_a_tensor_without_a_name_and_several_weights(self, tmp_path: Path) -> None:
-        case = Case(
-            lambda: [node("MatMul", ["x", "w1"], ["h"]), node("MatMul", ["h", "w0"], ["y"])],
-            {"w1": numbers(4, 5), "w0": numbers(5, 3)},
-            (),
-            {"x": ["n", 4]},
-        )
+        case = Case("h = MatMul(x, w1) y = MatMul(h, w0)", {"w1": numbers(4, 5), "w0": numbers(5, 3)}, ())
         model = self.built(tmp_path, case, {"cpu_context": {"variable_weights_list": "w1, w0"}})
         with pytest.raises(WeightsError) as caught:
             model.update_weights([[ranks.Tensor(numbers(4, 5))]])

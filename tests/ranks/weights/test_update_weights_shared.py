@@ -26,7 +26,7 @@ from ranks.weights.updated.memory import MOST_FILES
 from ranks.weights.updated.variable import VariableWeights
 from tests.ranks.common.test_pool import until
 from tests.ranks.threads import works_in_child
-from tests.ranks.variable_models import CASES, Array, Case, error, node, numbers, oracle, others, replaced
+from tests.ranks.variable_models import CASES, Array, Case, error, numbers, oracle, others, replaced
 
 pytestmark = [
     pytest.mark.usefixtures("single"),
@@ -34,15 +34,9 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[3]
 CASE = Case(
-    lambda: [
-        node("Transpose", ["w"], ["t"], perm=[1, 0]),
-        node("MatMul", ["x", "t"], ["h"]),
-        node("MatMul", ["h", "v"], ["k"]),
-        node("Add", ["k", "b"], ["y"]),
-    ],
+    "t = Transpose<perm = [1, 0]>(w) h = MatMul(x, t) k = MatMul(h, v) y = Add(k, b)",
     {"w": numbers(6, 4), "v": numbers(6, 3), "b": numbers(3)},
     ("w", "v", "b"),
-    {"x": ["n", 4]},
 )
 FEEDS = {"x": numbers(2, 4, seed=8)}
 
@@ -155,15 +149,12 @@ def test_many_weights_share_few_files(tmp_path: Path) -> None:
     """Each update replaces another one of more weights than a version may have files."""
     count = 3 * MOST_FILES
     names = [f"w{index}" for index in range(count)]
+    chain = ["x", *(f"h{index + 1}" for index in range(count))]
     case = Case(
-        lambda: [
-            node("Add", ["x" if index == 0 else f"h{index}", name], [f"h{index + 1}"])
-            for index, name in enumerate(names)
-        ],
+        " ".join(f"{chain[i + 1]} = Add({chain[i]}, {name})" for i, name in enumerate(names)),
         {name: numbers(4, seed=index) for index, name in enumerate(names)},
         tuple(names),
-        {"x": ["n", 4]},
-        outputs=(f"h{count}",),
+        outputs=(chain[-1],),
     )
     model = executor.load(case.save(tmp_path / "m.onnx"), variable_weights=names)
     weights = weights_of(model)

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import sharding
 from sharding.graph.values import shape_of
@@ -19,36 +18,18 @@ Axes = list[str | int | None]
 
 def _model(path: Path, body: str, shape: Axes, weights: dict[str, Any], then: str = "") -> Path:
     """A Loop over x, then two products that want to be cut by columns and by rows."""
-    nodes = [
-        helper.make_node("Loop", ["times", "", "x"], ["l", "stacked"], body=onnx.parser.parse_graph(body))
-    ]
-    last = "l"
-    if then:
-        branches = [onnx.parser.parse_graph(then.replace("OUT", out)) for out in ("t", "e")]
-        nodes.append(
-            helper.make_node("If", ["flag"], ["c"], then_branch=branches[0], else_branch=branches[1])
-        )
-        last = "c"
-    nodes += [
-        helper.make_node("MatMul", [last, "w1"], ["a"]),
-        helper.make_node("Relu", ["a"], ["r"]),
-        helper.make_node("MatMul", ["r", "w2"], ["y"]),
-    ]
+    branches = ",".join(f"{side}_branch = {then.replace('OUT', side)}" for side in ("then", "else"))
+    axes = ", ".join(map(str, shape))
+    flag = ", bool flag" if then else ""
+    text = f"""g (float[{axes}] x, int64 times{flag}) => (float[] y, float[] stacked) {{
+      l, stacked = Loop (times, , x) <body = {body}>
+      {f"c = If (flag) <{branches}>" if then else ""}
+      a = MatMul({"c" if then else "l"}, w1)
+      r = Relu(a)
+      y = MatMul(r, w2)
+    }}"""
     weights = {**weights, "w1": graphs.array(WIDTH, 16), "w2": graphs.array(16, WIDTH, seed=1)}
-    flag = [helper.make_tensor_value_info("flag", TensorProto.BOOL, [])] if then else []
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, shape),
-            helper.make_tensor_value_info("times", TensorProto.INT64, []),
-            *flag,
-        ],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("y", "stacked")],
-        [numpy_helper.from_array(value, name) for name, value in weights.items()],
-    )
-    opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    onnx.save(graphs.model(text, weights, opset=17), path)
     return path
 
 

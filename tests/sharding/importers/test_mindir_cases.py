@@ -70,9 +70,9 @@ def check(path: Path, found: list[np.ndarray[Any, Any]], expected: list[np.ndarr
             assert np.array_equal(got, want), f"output {number}"
 
 
-def check_examples(path: Path, folder: Path, opset: int = OPSETS[0]) -> None:
+def check_examples(path: Path, folder: Path) -> None:
     """Plain ONNX Runtime gives the answers of all examples."""
-    session = graphs.session(converted(path, folder, opset))
+    session = graphs.session(converted(path, folder))
     names = [value.name for value in session.get_inputs()]
     for inputs, expected in examples(path):
         check(path, session.run(None, dict(zip(names, inputs, strict=True))), expected)

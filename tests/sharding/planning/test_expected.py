@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 import sharding
 from sharding.demands.options import SliceOptions
@@ -62,34 +61,23 @@ def test_a_decoder_is_planned_for_one_new_token(
 
 
 @pytest.mark.parametrize(
-    ("domain", "op_type", "place"),
+    ("operator", "place"),
     [
-        ("com.microsoft", "GroupQueryAttention", 3),
-        ("com.microsoft", "MultiHeadAttention", 6),
-        ("com.microsoft", "DecoderMaskedMultiHeadAttention", 5),
-        ("", "Attention", 4),
+        ("com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 2>", 3),
+        ("com.microsoft.MultiHeadAttention<num_heads = 2>", 6),
+        ("com.microsoft.DecoderMaskedMultiHeadAttention<num_heads = 2, kv_num_heads = 2>", 5),
+        ("Attention<q_num_heads = 2, kv_num_heads = 2>", 4),
     ],
 )
-def test_what_an_attention_operator_reads_as_past_is_a_cache(
-    tmp_path: Path, domain: str, op_type: str, place: int
-) -> None:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "new", 16])
-    held = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 2, "old", 8]) for name in ("k", "v")
-    ]
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "new", 16])
-    inputs = ["x", "x", "x", *[""] * (place - 3), "k", "v"]
-    heads = {"MultiHeadAttention": {"num_heads": 2}, "Attention": {"q_num_heads": 2, "kv_num_heads": 2}}
-    attributes = heads.get(op_type, {"num_heads": 2, "kv_num_heads": 2})
-    node = helper.make_node(op_type, inputs, ["y", "pk", "pv"], domain=domain, **attributes)
-    longer = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 2, "all", 8])
-        for name in ("pk", "pv")
-    ]
-    graph = helper.make_graph([node], "g", [x, *held], [y, *longer])
-    opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "m.onnx")
-    assert lengths(tmp_path / "m.onnx") == {"new": 1}
+def test_what_an_operator_reads_as_past_is_a_cache(tmp_path: Path, operator: str, place: int) -> None:
+    operands = ["x", "x", "x", *[""] * (place - 3), "k", "v"]
+    text = f"""g (float[batch, new, 16] x, float[batch, 2, old, 8] k, float[batch, 2, old, 8] v)
+    => (float[batch, new, 16] y, float[batch, 2, all, 8] pk, float[batch, 2, all, 8] pv) {{
+      y, pk, pv = {operator}({", ".join(operands)})
+    }}"""
+    path = tmp_path / "m.onnx"
+    onnx.save(graphs.model(text, {}, opset=23), path)
+    assert lengths(path) == {"new": 1}
 
 
 def test_what_a_user_says_counts_and_a_mask_covers_both(tmp_path: Path) -> None:

@@ -144,48 +144,35 @@ def test_a_target_that_only_the_run_knows(tmp_path: Path) -> None:
         lockstep.assert_same(tmp_path / "slices", path, feeds)
 
 
-def _branches(opened: bool) -> onnx.ModelProto:
+def _branches() -> onnx.ModelProto:
     """An If, and a Loop, whose bodies declare a batch of 1 for what they make and are given."""
-    parse = onnx.parser.parse_graph
-    then = parse("then () => (float[n, 5, 32] a) { a = Relu(m) }")
-    other = parse("other () => (float[n, 5, 32] b) { b = Tanh(m) }")
-    body = parse(
-        """body (int64 i, bool go, float[1, 5, 32] state) => (bool more, float[n, 5, 32] next)
+    text = """g (float[batch, 5, 32] x, bool flag) => (float[1, 5, 32] y)
+    <float[1, 5, 32] c, float[1, 5, 32] l, float[1, 5, 32] r> {
+      m = MatMul(x, wq)
+      c = If (flag) <
+        then_branch = then () => (float[n, 5, 32] a) { a = Relu(m) },
+        else_branch = other () => (float[n, 5, 32] b) { b = Tanh(m) }
+      >
+      l = Loop (times, , c) <
+        body = body (int64 i, bool go, float[1, 5, 32] state) => (bool more, float[n, 5, 32] next)
         <float[1, 5, 32] t> {
           more = Identity(go)
           t = Tanh(state)
           next = Identity(t)
-        }"""
-    )
-    nodes = [
-        helper.make_node("MatMul", ["x", "wq"], ["m"]),
-        helper.make_node("If", ["flag"], ["c"], then_branch=then, else_branch=other),
-        helper.make_node("Loop", ["times", "", "c"], ["l"], body=body),
-        helper.make_node("Shape", ["x"], ["sh"]),
-        helper.make_node("Reshape", ["l", "sh"], ["r"]),
-        helper.make_node("MatMul", ["r", "wo"], ["y"]),
-    ]
+        }
+      >
+      sh = Shape(x)
+      r = Reshape(l, sh)
+      y = MatMul(r, wo)
+    }"""
     weights = {**{name: ATTENTION_WEIGHTS[name] for name in ("wq", "wo")}, "times": np.array(2)}
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch" if opened else 1, 5, WIDTH]),
-            helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 5, WIDTH])],
-        [numpy_helper.from_array(value, name) for name, value in weights.items()],
-        value_info=[
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 5, WIDTH]) for name in ("c", "l", "r")
-        ],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return graphs.model(text, weights, opset=17)
 
 
 @pytest.mark.parametrize("flag", [True, False])
 def test_stale_shapes_in_bodies(tmp_path: Path, flag: bool) -> None:
     path = tmp_path / "model.onnx"
-    onnx.save(_branches(True), path)
+    onnx.save(_branches(), path)
     sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
     for batch in (1, 3):
         feeds = {"x": graphs.array(batch, 5, WIDTH), "flag": np.array(flag)}
@@ -193,7 +180,7 @@ def test_stale_shapes_in_bodies(tmp_path: Path, flag: bool) -> None:
 
 
 def test_stale_shapes_in_a_branch_that_is_always_taken(tmp_path: Path) -> None:
-    model = _branches(True)
+    model = _branches()
     del model.graph.input[1]
     model.graph.initializer.append(numpy_helper.from_array(np.array(True), "flag"))
     onnx.save(model, tmp_path / "model.onnx")

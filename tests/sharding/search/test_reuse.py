@@ -179,14 +179,18 @@ def test_a_few_uses_of_a_single_row_are_cut_all_the_same(tmp_path: Path) -> None
     assert {"input", "state"} <= set(plan_model(path, 2).split_weights)
 
 
-def test_a_shared_weight_that_is_an_output_too_is_whole_there(tmp_path: Path) -> None:
+def alternating(path: Path, steps: int, rows: str, kept: str) -> Path:
+    """Products with `up` and `down` in turn; one of the two is an output, too."""
     body = "\n".join(
         f"a{n} = MatMul({f'b{n - 1}' if n else 'x'}, up)\nr{n} = Relu(a{n})\nb{n} = MatMul(r{n}, down)"
-        for n in range(6)
+        for n in range(steps)
     )
-    text = f"g (float[batch, 64] x) => (float[batch, 64] b5, float[256, 64] down) {{\n{body}\n}}"
-    weights = {"up": array(64, 256) * 0.1, "down": array(256, 64) * 0.1}
-    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    text = f"g (float[{rows}, 64] x) => (float[{rows}, 64] b{steps - 1}, {kept}) {{\n{body}\n}}"
+    return graphs.save(path, text, {"up": array(64, 256) * 0.1, "down": array(256, 64) * 0.1})
+
+
+def test_a_shared_weight_that_is_an_output_too_is_whole_there(tmp_path: Path) -> None:
+    path = alternating(tmp_path / "model.onnx", 6, "batch", "float[256, 64] down")
     plan = plan_model(path, 2)
     assert "up" in plan.split_weights
     write_slices(plan, tmp_path / "slices")
@@ -195,13 +199,7 @@ def test_a_shared_weight_that_is_an_output_too_is_whole_there(tmp_path: Path) ->
 
 def test_a_shared_weight_that_is_whole_anyway_has_no_say_in_the_others_cuts(tmp_path: Path) -> None:
     """`up` is an output, so each rank holds it whole; `down` is then best cut by rows."""
-    body = "\n".join(
-        f"a{n} = MatMul({f'b{n - 1}' if n else 'x'}, up)\nr{n} = Relu(a{n})\nb{n} = MatMul(r{n}, down)"
-        for n in range(5)
-    )
-    text = f"g (float[512, 64] x) => (float[512, 64] b4, float[64, 256] up) {{\n{body}\n}}"
-    weights = {"up": array(64, 256) * 0.1, "down": array(256, 64) * 0.1}
-    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    path = alternating(tmp_path / "model.onnx", 5, "512", "float[64, 256] up")
     steering = path.with_suffix(".yaml")
     steering.write_text(yaml.safe_dump({"down": "row"}))
     for ranks in (2, 4):

@@ -231,9 +231,10 @@ def instance_norm(
 
 
 def _rms(b: Builder, x: Value, gamma: Value, epsilon: float) -> tuple[Value, Value]:
-    """x / sqrt(mean of squares + epsilon) times weights, and the first factor's inverse."""
+    """x / sqrt(mean of squares + epsilon) times weights, and the first factor's inverse; computed in float32,
+    as MindSpore does for narrower types."""
     axes = list(range(-known_rank(gamma), 0))
-    wide = b.floating(x)
+    wide = b.floating(b.cast(x, np.float32) if x.dtype.itemsize < 4 else x)
     mean = b.reduced("ReduceMean", b.op("Mul", [wide, wide]), axes, True)
     scale = _inverse_root(b, mean, epsilon)
     return b.op("Mul", [b.op("Mul", [wide, scale]), b.cast(gamma, wide.dtype)]), scale
@@ -241,9 +242,8 @@ def _rms(b: Builder, x: Value, gamma: Value, epsilon: float) -> tuple[Value, Val
 
 @primitive("RmsNorm")
 def rms_norm(b: Builder, x: Value, gamma: Value, *, epsilon: float = 1e-6) -> Operand:
-    """By the root of the mean square, computed in float32 as MindSpore does for narrower types."""
-    wide = b.cast(x, np.float32) if x.dtype.itemsize < 4 else x
-    return _rms(b, wide, gamma, epsilon)
+    """By the root of the mean square."""
+    return _rms(b, x, gamma, epsilon)
 
 
 @primitive("AddRmsNorm")
@@ -252,8 +252,7 @@ def add_rms_norm(
 ) -> Operand:
     """Of a sum. Gives also one over the root of the mean square, and the sum."""
     total = binary(b, node, "Add", x, y)
-    wide = b.cast(total, np.float32) if total.dtype.itemsize < 4 else total
-    found, scale = _rms(b, wide, gamma, epsilon)
+    found, scale = _rms(b, total, gamma, epsilon)
     return found, scale, total
 
 

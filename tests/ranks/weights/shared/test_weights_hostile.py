@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,26 +54,17 @@ def test_ten_thousand_hostile_connections(workers: Workers, shared_model: Path) 
 
 def test_half_open_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 0.1)
-    where = handle.address(handle.new_handle())
-    owner = server.Server(where, peers.Guests())
-    owner.serve(server.Offer({}, os.open("/", os.O_PATH)))
-    try:
-        with _connected(where) as peer:
-            assert protocol.receive(peer) is not None
-            answer = protocol.receive(peer)
-            assert answer is not None and answer.data == {"refused": "it did not answer within 0.1 s"}
-            assert protocol.receive(peer) is None
-    finally:
-        owner.close()
+    with _serving() as (where, _), _connected(where) as peer:
+        assert protocol.receive(peer) is not None
+        answer = protocol.receive(peer)
+        assert answer is not None and answer.data == {"refused": "it did not answer within 0.1 s"}
+        assert protocol.receive(peer) is None
 
 
 def test_limits_for_one_process_make_room_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 60.0)
     monkeypatch.setattr(server, "MOST_ATTACHED", 3)
-    where = handle.address(handle.new_handle())
-    owner = server.Server(where, peers.Guests())
-    owner.serve(server.Offer({"a": 1}, os.open("/", os.O_PATH)))
-    try:
+    with _serving() as (where, owner):
         pending = []
         for _ in range(server.MOST_PENDING + 2):
             pending.append(_connected(where))
@@ -90,8 +84,6 @@ def test_limits_for_one_process_make_room_again(monkeypatch: pytest.MonkeyPatch)
         attached.append(client.connect(where, 10))
         for one in attached:
             one.close()
-    finally:
-        owner.close()
 
 
 def test_owner_without_descriptors_left(workers: Workers, shared_model: Path) -> None:
@@ -108,16 +100,13 @@ def test_owner_without_descriptors_left(workers: Workers, shared_model: Path) ->
 
 
 def test_attached_process_that_asks_and_never_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    where = handle.address(handle.new_handle())
-    owner = server.Server(where, peers.Guests())
     made: list[int] = []
 
     def part() -> tuple[dict[str, int], list[int]]:
         made.append(os.open("/dev/null", os.O_RDONLY))
         return {"n": len(made)}, [made[-1]]
 
-    owner.serve(server.Offer({}, os.open("/", os.O_PATH), {"part": part}))
-    try:
+    with _serving(part=part) as (where, _):
         from ranks.weights.shared import client
 
         deaf, good = client.connect(where, 10), client.connect(where, 10)
@@ -136,30 +125,20 @@ def test_attached_process_that_asks_and_never_listens(monkeypatch: pytest.Monkey
         assert good.fetch()["part"][0]["n"] == len(made)
         deaf.close()
         good.close()
-    finally:
-        owner.close()
 
 
 @pytest.mark.parametrize("nonce", ["", "x" * 65, "a|b", "\ud800", "é", 5, None, ["a"]])
 def test_what_is_no_nonce(nonce: object, caplog: pytest.LogCaptureFixture) -> None:
-    where = handle.address(handle.new_handle())
-    owner = server.Server(where, peers.Guests())
-    owner.serve(server.Offer({}, os.open("/", os.O_PATH)))
-    try:
-        with _connected(where) as peer:
-            assert protocol.receive(peer) is not None
-            protocol.send(peer, {"nonce": nonce, "proof": "0" * 64})
-            answer = protocol.receive(peer)
-            assert answer is not None
-            assert answer.data == {"refused": "it did not speak the protocol of this version"}
-    finally:
-        owner.close()
+    with _serving() as (where, _), _connected(where) as peer:
+        assert protocol.receive(peer) is not None
+        protocol.send(peer, {"nonce": nonce, "proof": "0" * 64})
+        answer = protocol.receive(peer)
+        assert answer is not None
+        assert answer.data == {"refused": "it did not speak the protocol of this version"}
     assert caplog.records == []  # a guest cannot fill the owner's log
 
 
 def test_a_part_that_fails_ends_that_connection_only() -> None:
-    where = handle.address(handle.new_handle())
-    owner = server.Server(where, peers.Guests())
     broken = False
 
     def part() -> tuple[dict[str, int], list[int]]:
@@ -167,8 +146,7 @@ def test_a_part_that_fails_ends_that_connection_only() -> None:
             raise ZeroDivisionError
         return {}, []
 
-    owner.serve(server.Offer({}, os.open("/", os.O_PATH), {"part": part}))
-    try:
+    with _serving(part=part) as (where, _):
         from ranks.weights.shared import client
 
         first = client.connect(where, 10)
@@ -179,6 +157,16 @@ def test_a_part_that_fails_ends_that_connection_only() -> None:
         second = client.connect(where, 10)
         assert second.fetch() == {"part": ({}, [])}
         second.close()
+
+
+@contextlib.contextmanager
+def _serving(**parts: Any) -> Iterator[tuple[handle.Address, server.Server]]:
+    """An owner of no weights but these parts, and where it listens."""
+    where = handle.address(handle.new_handle())
+    owner = server.Server(where, peers.Guests())
+    owner.serve(server.Offer({}, os.open("/", os.O_PATH), parts))
+    try:
+        yield where, owner
     finally:
         owner.close()
 
