@@ -49,6 +49,8 @@ def attended(make: Callable[[], None], look: Callable[[], None], store: Store | 
                     cut_to(place[1])
                     done.wait(_GRACE)
                 raise
+            if problems:  # of which this says more
+                raise
     if problems:
         time.sleep(_AGAIN)  # the kernel closes the connections of a rank one by one
         look()  # it may say more

@@ -20,6 +20,7 @@ from ranks.common import sources
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from ranks.identity.meeting import meeting_place
 from ranks.identity.place import Identity
+from ranks.talk.connect import tune_all_tcp
 from sharding.common.bounds import MAX_PORT
 from sharding.common.text import parse_whole
 from sharding.importers import torch_import
@@ -258,6 +259,7 @@ def _maker(
         # torch's own waiting takes twice the time-out, and prints its C++ frames.
         patience = timedelta(seconds=seconds)
         made: Store = dist.TCPStore(*place, ranks, serves, patience, wait_for_workers=False)
+        tune_all_tcp()  # of a host that is gone torch would await an answer without an end
         return made
 
     return make
