@@ -95,7 +95,7 @@ class Absence:
     def failed(self, identity: Identity, error: Exception) -> None:
         """This rank could not join. Where that is its own fault, the others are to hear of its end."""
         others = isinstance(error, CollectiveTimeoutError | PeerLostError)
-        if isinstance(error, PeerLostError) and error.peer == 0:
+        if isinstance(error, PeerLostError) and error.peer == 0 and of_launcher(identity):
             self.first_stays = _STAY_SECONDS
         if others and not (identity.rank == 0 and isinstance(error, PeerLostError)):
             self.over()
