@@ -60,7 +60,6 @@ def remote_store(identity: Identity, timeout: float) -> Store:
     deadline = time.monotonic() + timeout
     if not serves:
         _until_listening(address, number, identity.rank, timeout, deadline)
-
     make = _maker(dist, (address, number), identity.world_size, timeout, serves=serves)
     try:
         return _met(make, identity, (address, number), timeout, deadline, serves=serves)
@@ -198,7 +197,6 @@ def tell_gone(identity: Identity, gone: str, late: Collection[int], seconds: flo
     deadline = time.monotonic() + seconds
     if not serves:
         _until_listening(address, number, identity.rank, seconds, deadline)
-
     make = _maker(dist, (address, number), identity.world_size, seconds, serves=serves)
     store = make() if serves else _soon(make, _ANSWERS)
     if store is None:
