@@ -32,6 +32,7 @@ class Copies:
     def __init__(self, modules: Sequence[str], environ: Mapping[str, str]) -> None:
         variables = {**environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
         self._read = _read_at_the_start(variables)
+        self._asked = 0
         self._server = subprocess.Popen(
             [sys.executable, str(SERVER), *modules],
             env=variables,
@@ -92,18 +93,27 @@ class Copies:
         return subprocess.CompletedProcess([str(word) for word in command], made.wait(), output, errors)
 
     def ask(self, **request: Any) -> int | None:
+        self._asked += 1
+        line = json.dumps({"number": self._asked, **request})
         assert self._server.stdin is not None and self._server.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            self._server.stdin.write(f"{json.dumps(request)}\n".encode())
-        answer = self._server.stdout.readline()
-        assert answer, f"the server ended with {self._server.wait()}"
-        number: int | None = json.loads(answer)
-        return number
+            self._server.stdin.write(f"{line}\n".encode())
+        while True:
+            answer = self._server.stdout.readline()
+            assert answer, f"the server ended with {self._server.wait()}"
+            number, found = json.loads(answer)
+            if number == self._asked:  # else it is for one that was interrupted, as by a time-out
+                value: int | None = found
+                return value
 
     def close(self) -> None:
         assert self._server.stdin is not None
         self._server.stdin.close()
-        self._server.wait()
+        try:
+            self._server.wait(_LEFT_SECONDS)
+        except subprocess.TimeoutExpired:  # it waits for a copy, for one that was interrupted
+            self._server.kill()
+            self._server.wait()
 
 
 class Copy:

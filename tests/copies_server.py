@@ -1,9 +1,10 @@
 """Starts programs in copies of a process that has imported what they need: `copies_server.py MODULE...`.
 
-It reads lines of JSON and answers each with a number: `{"command", "environ", "folder", "output", "errors",
-"leave"}` with the process id of a new copy that runs the program in a session of its own,
-`{"pid", "seconds"}` with how that copy ended as `subprocess.Popen` says it, or null where it has not. It ends
-with its input, and never has a second thread. `PACKAGE.*` is a package with all of its modules.
+It reads lines of JSON, each with a "number", and answers each with that and another one: `{"command",
+"environ", "folder", "output", "errors", "leave"}` with the process id of a new copy that runs the program in
+a session of its own, `{"pid", "seconds"}` with how that copy ended as `subprocess.Popen` says it, or null
+where it has not. It ends with its input, and never has a second thread. `PACKAGE.*` is a package with all of
+its modules.
 """
 
 from __future__ import annotations
@@ -36,16 +37,19 @@ def load(name: str) -> None:
                 importlib.import_module(found.name)
 
 
-def ended(pid: int, seconds: float) -> int | None:
-    """The exit code, minus the signal's number where one ended the copy; None if it still runs."""
+def ended(pid: int, seconds: float, codes: dict[int, int]) -> int | None:
+    """The exit code, minus the signal's number where one ended the copy; None if it still runs. ``codes``:
+    those of copies that have ended, for one that asks again."""
     end = time.monotonic() + seconds
-    while True:
+    while pid not in codes:
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > end:
+            codes[pid] = os.waitstatus_to_exitcode(status)
+        elif time.monotonic() > end:
             return None
-        time.sleep(STEP_SECONDS)
+        else:
+            time.sleep(STEP_SECONDS)
+    return codes[pid]
 
 
 def become(request: dict[str, Any]) -> None:
@@ -94,12 +98,13 @@ def main() -> None:
     # A collector that looks at all that was imported would have each copy write to all of its pages.
     gc.collect()
     gc.freeze()
+    codes: dict[int, int] = {}
     # Not through sys.stdin: what it had read ahead would be in every copy.
     with os.fdopen(os.dup(0), "rb", buffering=0) as requests:
         while line := requests.readline():
             request = json.loads(line)
             if "pid" in request:
-                answer = ended(request["pid"], request["seconds"])
+                answer = ended(request["pid"], request["seconds"], codes)
             elif (answer := os.fork()) == 0:
                 requests.close()
                 os.close(answers)
@@ -108,7 +113,9 @@ def main() -> None:
                 if request["leave"]:
                     leave()
                 return
-            os.write(answers, f"{json.dumps(answer)}\n".encode())
+            else:
+                codes.pop(answer, None)  # of an earlier copy with this number
+            os.write(answers, f"{json.dumps([request['number'], answer])}\n".encode())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,3 +88,27 @@ def test_a_server_that_cannot_begin_says_why(capfd: pytest.CaptureFixture[str]) 
     with pytest.raises(AssertionError, match="the server ended with 1"):
         Copies(["no_such_module"], os.environ).ask(pid=0, seconds=0)
     assert "No module named 'no_such_module'" in capfd.readouterr().err
+
+
+def test_an_answer_is_of_what_was_asked(copies: Copies, tmp_path: Path) -> None:
+    """Also where a time-out of the tests has interrupted another question."""
+
+    class HaltError(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise HaltError
+
+    copy = copies.popen(["-c", "import sys, time; time.sleep(1); sys.exit(3)"], environ(), tmp_path)
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+    try:
+        timer.start()
+        with pytest.raises(HaltError):
+            copy.wait(60)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    done = copies.run(["-c", "print('mine')"], environ(), tmp_path, 60)
+    assert (done.returncode, done.stdout) == (0, "mine\n")
+    assert copy.wait(60) == 3 and copies.ask(pid=copy.pid, seconds=60) == 3

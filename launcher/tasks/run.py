@@ -174,12 +174,16 @@ def group_or_rank(job: Job, group: Callable[[], None], rank: Callable[[Identity]
 def leave_now(error: BaseException, identity: Identity) -> None:
     """Ends this process at once: with MPI up, Python's ordinary exit would wait for the other ranks."""
     from launcher.common.exits import report
+    from launcher.common.signals import ENDING
     from ranks.collectives.absence import ABSENCE
     from ranks.errors import PeerLostError
     from ranks.talk import orphan
 
     if isinstance(error, PeerLostError):
-        orphan.let_others_tell()
+        try:
+            orphan.let_others_tell(ABSENCE.first_stays)
+        except KeyboardInterrupt:  # that one's end has been seen, or a person waits no longer
+            ENDING.heard()
     code = report(error, f"rank {identity.rank} on host {identity.host}: " if identity.world_size > 1 else "")
     for stream in (sys.stdout, sys.stderr):
         try:

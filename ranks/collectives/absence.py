@@ -37,11 +37,16 @@ _STAY_SECONDS = 8.0
 
 
 class Absence:
-    """The process beside this one: one, however often it is asked for."""
+    """The process beside this one: one, however often it is asked for.
+
+    ``first_stays``: for how many seconds the rank where all meet, which ends without this one, may still be
+    there to tell the others.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._stays = False
+        self.first_stays = 0.0
         os.register_at_fork(after_in_child=self._forget)
 
     def stand(self, identity: Identity, collectives: str = "") -> None:
@@ -90,6 +95,8 @@ class Absence:
     def failed(self, identity: Identity, error: Exception) -> None:
         """This rank could not join. Where that is its own fault, the others are to hear of its end."""
         others = isinstance(error, CollectiveTimeoutError | PeerLostError)
+        if isinstance(error, PeerLostError) and error.peer == 0 and of_launcher(identity):
+            self.first_stays = _STAY_SECONDS
         if others and not (identity.rank == 0 and isinstance(error, PeerLostError)):
             self.over()
 

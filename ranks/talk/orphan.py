@@ -94,7 +94,8 @@ def say_done(rank: int) -> None:
             done.write(f"{rank}\n".encode())
 
 
-def let_others_tell() -> None:
-    """Waits, where another rank is the cause, until run_all.sh has had time to say so and to end this one."""
-    if RUN_ALL.text():
-        time.sleep(_LINGER_SECONDS)
+def let_others_tell(seconds: float) -> None:
+    """Waits, where another rank is the cause, until what started both has seen that one's end, said so and
+    ended this one: who ends first is the job's answer. ``seconds``: for how long it may still be there."""
+    if RUN_ALL.text() or end_with_launcher():
+        time.sleep(seconds + _LINGER_SECONDS)

@@ -294,7 +294,7 @@ class Membership:
                 for group in groups:
                     made[group] = self.groups.part(group, mine=group == mine)
 
-            attended(make, self._see, self._store, apart=self._backend == "gloo")
+            attended(make, partial(self._see, mine), self._store, apart=self._backend == "gloo")
         forks.never_freed(made[mine])
         return made[mine]
 
@@ -306,8 +306,8 @@ class Membership:
         open_.callback(lookout.close)
         return lookout.look
 
-    def _see(self) -> None:
-        see(self.identity, self._rendezvous, self.groups.connections)
+    def _see(self, members: Sequence[int] | None = None) -> None:
+        see(self.identity, self._rendezvous, self.groups.connections, members)
 
     def lost(self, patience: float = 0.0, among: Sequence[int] | None = None) -> int | None:
         """The rank that is known to have ended first (or that one of ``among`` had lost); waits up to

@@ -49,17 +49,25 @@ def attended(make: Callable[[], None], look: Callable[[], None], store: Store | 
                     cut_to(place[1])
                     done.wait(_GRACE)
                 raise
+            if problems:  # of which this says more
+                raise
     if problems:
         time.sleep(_AGAIN)  # the kernel closes the connections of a rank one by one
         look()  # it may say more
         raise problems[0]
 
 
-def see(identity: Identity, rendezvous: Rendezvous | None, connections: Collection[int]) -> None:
+def see(
+    identity: Identity,
+    rendezvous: Rendezvous | None,
+    connections: Collection[int],
+    members: Collection[int] | None,
+) -> None:
     """Raises `PeerLostError` where a rank has ended to which this one is connected: by ``rendezvous`` on one
-    host, else by Gloo's ``connections``."""
+    host, else by Gloo's ``connections``. ``members``: those of the group that is made, where not all are: any
+    other may have ended well."""
     if rendezvous is not None:
-        if found := rendezvous.gone():
+        if found := [rank for rank in rendezvous.gone() if members is None or rank in members]:
             error = rendezvous.lost(found[0])
             raise PeerLostError(f"{error} before all ranks had joined.", error.peer)
     elif any_ended(connections):

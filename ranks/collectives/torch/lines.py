@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import socket
 
+from ranks.talk.connect import tune_tcp
+
 _CONNECT = 5.0  # seconds
 
 
@@ -35,11 +37,13 @@ def is_there(store: object) -> bool:
 
 
 def line_to(store: object) -> socket.socket | None:
-    """A connection to the process that serves a store, over which nothing is said: it ends with that."""
+    """A connection to the process that serves a store, over which nothing is said: it ends with that,
+    and some seconds after its host."""
     if (place := place_of(store)) is None:
         return None
     try:
         line = socket.create_connection(place, timeout=_CONNECT)
+        tune_tcp(line)
     except OSError:
         return None
     line.setblocking(False)

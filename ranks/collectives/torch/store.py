@@ -20,6 +20,7 @@ from ranks.common import sources
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from ranks.identity.meeting import meeting_place
 from ranks.identity.place import Identity
+from ranks.talk.connect import tune_all_tcp
 from sharding.common.bounds import MAX_PORT
 from sharding.common.text import parse_whole
 from sharding.importers import torch_import
@@ -59,7 +60,6 @@ def remote_store(identity: Identity, timeout: float) -> Store:
     deadline = time.monotonic() + timeout
     if not serves:
         _until_listening(address, number, identity.rank, timeout, deadline)
-
     make = _maker(dist, (address, number), identity.world_size, timeout, serves=serves)
     try:
         return _met(make, identity, (address, number), timeout, deadline, serves=serves)
@@ -197,7 +197,6 @@ def tell_gone(identity: Identity, gone: str, late: Collection[int], seconds: flo
     deadline = time.monotonic() + seconds
     if not serves:
         _until_listening(address, number, identity.rank, seconds, deadline)
-
     make = _maker(dist, (address, number), identity.world_size, seconds, serves=serves)
     store = make() if serves else _soon(make, _ANSWERS)
     if store is None:
@@ -258,6 +257,7 @@ def _maker(
         # torch's own waiting takes twice the time-out, and prints its C++ frames.
         patience = timedelta(seconds=seconds)
         made: Store = dist.TCPStore(*place, ranks, serves, patience, wait_for_workers=False)
+        tune_all_tcp()  # of a host that is gone torch would await an answer without an end
         return made
 
     return make

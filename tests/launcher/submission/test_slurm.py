@@ -18,8 +18,8 @@ import pytest
 
 from launcher.submission.systems import slurm
 from tests.launcher import processes
+from tests.launcher.cli_tools import ROOT, environment, save_mlp
 from tests.launcher.cli_tools import copied as shardrun
-from tests.launcher.cli_tools import environment, save_mlp
 from tests.launcher.submission import real_slurm, stand_in_slurm
 
 TWO_NODES = ("--ranks", "2", "--nodes", "2")
@@ -85,6 +85,33 @@ def test_the_first_code_is_the_jobs(cluster: dict[str, str], folder: Path) -> No
     # Without cgroups a step's end may miss a task that is just being started: that one waits for as long.
     done = shardrun("submit", *model, "--input", "bad.npz", "--timeout", 15, cwd=folder, **cluster)
     assert done.returncode == 2, done.stdout + done.stderr
+
+
+def test_the_first_code_is_the_jobs_where_others_hear_of_the_end_before_it(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Rank 0 has told rank 1 that it ends, and gets no processor to do so."""
+    cluster = stand_in_slurm.install(tmp_path_factory.mktemp("stand-in"))
+    (folder / "late").mkdir()
+    (folder / "late" / "sitecustomize.py").write_text(ENDS_LATE)
+    np.savez(folder / "bad.npz", z=np.ones(3, np.float32))
+    done = shardrun(
+        *("submit", "--slurm", "m.onnx", "--ranks", 2, "--nodes", 1, "--input", "bad.npz", "--timeout", 60),
+        cwd=folder, PYTHONPATH=f"{folder / 'late'}:{ROOT}", **cluster,
+    )  # fmt: skip
+    assert done.returncode == 2 and "[0@" in done.stdout, done.stdout + done.stderr
+
+
+ENDS_LATE = """
+import os, sys, time
+
+def end(code, end=os._exit):
+    time.sleep(2)
+    end(code)
+
+if os.environ.get("SLURM_PROCID") == "0":
+    os._exit = end
+"""
 
 
 def test_jobs_of_an_array_have_inputs_of_their_own(cluster: dict[str, str], folder: Path) -> None:

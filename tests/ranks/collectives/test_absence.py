@@ -217,6 +217,24 @@ def test_who_ends_while_torch_makes_another_group(ranks: Ranks, says: str) -> No
     assert time.monotonic() - began < SECONDS
 
 
+LATER = """
+import torch.distributed as dist
+made = dist.new_group
+dist.new_group = lambda ranks, **named: (time.sleep(4 * (ranks == [0, 1])), made(ranks, **named))[1]
+"""
+
+
+@pytest.mark.parametrize("ranks", [(3, False)], indirect=True)
+def test_who_is_in_another_group_may_have_ended_well(ranks: Ranks) -> None:
+    """Rank 2 is done before rank 1 comes to make the group of the others."""
+    need("gloo")
+    ranks.environ |= {"SHARDRUN_COLLECTIVES": "gloo", "TEST_SPLIT": "1"}
+    for rank in range(3):
+        ranks.start(rank, LATER, "1")
+    ends = [ranks.said(rank) for rank in (2, 0, 1)]
+    assert [(out, code) for out, _, code in ends] == [("joined\n", 0)] * 3, ends
+
+
 PMIX = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "slurm.pmix.7.0"}
 TASK = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "SLURM_PROCID": "1", "SLURM_LOCALID": "0",
         "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "1"}  # fmt: skip

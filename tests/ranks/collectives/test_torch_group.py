@@ -24,10 +24,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from ranks.collectives.torch import device as torch_device  # noqa: E402
 from ranks.collectives.torch import group as torch_group  # noqa: E402
-from ranks.collectives.torch import store  # noqa: E402
+from ranks.collectives.torch import lines, store  # noqa: E402
 from ranks.collectives.torch.error import translate  # noqa: E402
+from ranks.collectives.torch.joining import attended  # noqa: E402
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError  # noqa: E402
 from ranks.identity.place import Identity  # noqa: E402
+from ranks.talk.connect import _connections  # noqa: E402
 from tests.ranks.fake_nccl import Library, connected, installed  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -206,6 +208,41 @@ def test_news_of_a_lost_rank_over_torchs_own_store(
     assert news.lost() == 0
     news.close()
     assert "frame #" not in capfd.readouterr().err
+
+
+def test_a_host_that_is_gone_ends_the_connections_to_its_store() -> None:
+    """Of it torch would await an answer without an end. (127.0.0.2 counts as another.)"""
+    import torch.distributed as dist
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.2", 0))
+        place = probe.getsockname()
+    made = [store._maker(dist, place, 2, 30, serves=serves)() for serves in (True, False)]
+    line = lines.line_to(made[1])
+    assert line is not None
+    option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
+    found = [one.getsockopt(*option) for _, one in _connections() if one.getpeername()[1] == place[1]]
+    line.close()
+    assert len(found) == 3 and all(0 < seconds <= 10_000 for seconds in found)
+
+
+def test_what_was_heard_says_more_than_what_torch_says_later() -> None:
+    """Both find that the rank where all meet is gone; to hear why may take its time."""
+    heard: list[float] = []
+    ended = threading.Event()
+
+    def make() -> None:
+        ended.wait(30)
+        raise RuntimeError("Connection reset by peer")
+
+    def look() -> None:
+        heard.append(time.monotonic())
+        ended.set()
+        raise PeerLostError("Rank 0 ended: no memory.", 0)
+
+    with pytest.raises(PeerLostError, match="no memory"):
+        attended(make, look, None, apart=True)
+    assert len(heard) == 1
 
 
 def test_an_interrupted_wait_leaves_nothing_on_the_device(library: Library) -> None:
