@@ -36,12 +36,12 @@ class Tools:
     """Calls in a text."""
     _ids: dict[tuple[int, int], str] = field(default_factory=dict)
 
-    def calls(self, index: int, text: str) -> tuple[str | None, list[Json]]:
+    def calls(self, index: int, text: str, *, begun: bool = False) -> tuple[str | None, list[Json]]:
         """What a text says, and the calls in it; none where it cannot be said which: it was cut off, or is
-        too deep."""
+        too deep. ``begun``: this is the rest of a text of which something was told."""
         if self.form is not None:
             names = {_name_of(tool) for tool in self.given}
-            said, found = self.form.calls(text, names)
+            said, found = self.form.calls(text, names, begun=begun)
             calls = [self._call(index, *one, number=number) for number, one in enumerate(found[: self.most])]
             return said or (None if calls else ""), calls
         if self.name is not None:

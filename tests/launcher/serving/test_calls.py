@@ -13,6 +13,7 @@ import pytest
 
 from launcher.generation.text.chat import ChatTemplate
 from launcher.serving.openai import asked
+from launcher.serving.openai.answers import Answer, Spelling
 from launcher.serving.openai.calls import CallForm, form_of
 from launcher.serving.openai.tools import tools_of
 from tests.launcher.serving.running import Running
@@ -117,6 +118,19 @@ def test_what_is_no_call_is_shown_as_it_comes(text: str, early: str) -> None:
         certain = form.certain(held, begun=bool(told))
         told, held = told + held[:certain], held[certain:]
     assert (told, told + held) == (early, text)
+
+
+@pytest.mark.parametrize("marker", ["<call>", ""])
+def test_the_rest_of_a_text_is_no_call_where_the_whole_is_none(marker: str) -> None:
+    tools = tools_of({"tools": [WEATHER]})
+    assert tools is not None
+    tools = replace(tools, form=CallForm(marker, "", "name", "arguments"))
+    assert tools.calls(0, f"Such as {CALL}") == (f"Such as {CALL}", [])
+    answer = Answer("tiny", chat=True, spelling=Spelling(None), logprobs=False, tools=tools)
+    pieces: list[Any] = [answer.piece(0, "Such as "), answer.piece(0, CALL, reason="end")]
+    said = [piece["choices"][0] for piece in pieces]
+    assert [one["delta"] for one in said] == [{"content": "Such as "}, {"content": CALL}]
+    assert said[-1]["finish_reason"] == "stop"
 
 
 def test_at_most_one_call_where_none_may_be_beside_another() -> None:
