@@ -47,6 +47,11 @@ class Padding:
         }
         return found.pop() if self.mask in feeds and len(found) == 1 else None
 
+    def leaves_some(self, feeds: Mapping[str, Array]) -> bool:
+        """Whether the mask leaves something of each row. What models make of nothing depends on how long it
+        is: often the mean of all that is masked."""
+        return bool(np.asarray(feeds[self.mask]).any(axis=-1).all())
+
     def filled(self, name: str, value: Array, length: int) -> Array:
         """The values of an input, so long."""
         axes = self.axes[name]
@@ -130,7 +135,9 @@ def _kind(request: Fed, padding: Padding | None) -> object:
         or len({len(array) for array in arrays.values()}) != 1
     ):
         return None
-    if padding is not None and padding.length(request.feeds) is None:
+    if padding is not None and (
+        padding.length(request.feeds) is None or not padding.leaves_some(request.feeds)
+    ):
         return None
 
     def shape(name: str, array: Array) -> tuple[int, ...]:

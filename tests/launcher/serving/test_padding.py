@@ -103,22 +103,34 @@ def test_answers_are_those_of_onnx_runtime(server: Running, words: Path) -> None
 PADDING = Padding("mask", {"ids": [1], "mask": [1]})
 
 
+async def filled(asked: list[Any]) -> Batch[Request]:
+    """What is joined of requests that wait."""
+    queue: FairQueue[Request] = FairQueue(9)
+    for one in asked:
+        queue.put(Request(one, 0.0, asyncio.get_running_loop().create_future()))
+    batch = Batch([queue.take() or pytest.fail()], PADDING)
+    await Batching(8, padding=PADDING).fill(batch, queue)
+    return batch
+
+
 @pytest.mark.parametrize(
     ("lengths", "joined"),
     [([8, 8, 8], [8, 8, 8]), ([8, 5, 4], [8, 5, 4]), ([8, 1, 1, 1, 1], [8, 1]), ([1, 9, 9], [1, 9, 9])],
 )  # fmt: skip
 def test_no_more_is_filled_up_than_there_was(lengths: list[int], joined: list[int]) -> None:
-    async def filled() -> Batch[Request]:
-        queue: FairQueue[Request] = FairQueue(9)
-        for seed, length in enumerate(lengths):
-            queue.put(Request(feeds(length, seed), 0.0, asyncio.get_running_loop().create_future()))
-        batch = Batch([queue.take() or pytest.fail()], PADDING)
-        await Batching(8, padding=PADDING).fill(batch, queue)
-        return batch
-
-    batch = asyncio.run(filled())
+    batch = asyncio.run(filled([feeds(length, seed) for seed, length in enumerate(lengths)]))
     assert [np.shape(one.feeds["ids"])[1] for one in batch.requests] == joined
     assert batch.feeds()["mask"].shape == (len(joined), max(joined))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("length", [0, 5])
+def test_a_request_of_which_the_mask_leaves_nothing_is_not_joined(length: int, place: int) -> None:
+    """What is made of it may depend on its length, as where a softmax makes a mean of all."""
+    asked = [feeds(6, 0), feeds(6, 1, 2)]
+    asked[place] = feeds(length, 2, 2)
+    asked[place]["mask"][1] = 0
+    assert [one.feeds for one in asyncio.run(filled(asked)).requests] == asked[:1]
 
 
 def test_what_has_not_one_length_goes_alone() -> None:
