@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -195,3 +196,47 @@ def test_what_may_wait_is_left_to_the_thread(calm: bool) -> None:
 
     found = asyncio.run(work())
     assert (found.kind, len(seen)) == ((wire.Kind.ERROR, 1) if calm else (wire.Kind.RESULT, 0))
+
+
+def test_large_messages_in_shared_memory_are_left_to_the_thread() -> None:
+    there, here = pair()
+    for stream in (there, here):
+        stream.share_memory(borrow=False)
+    for number, size in enumerate((200_000, 1 << 20, 2 << 20, 9)):
+        x = np.full(size, number, np.uint8)
+        there.send(wire.Message(wire.Kind.RESULT, {"n": number}, {"x": x}))
+        if size > 1 << 20:
+            with pytest.raises(wire.UnfinishedError):
+                here.receive_ready()
+            message = here.receive()
+        else:
+            message = here.receive_ready()  # type: ignore[assignment]
+        assert message is not None and message.fields == {"n": number}
+        assert (message.tensors["x"] == x).all() and len(message.tensors["x"]) == size
+    there.close()
+
+
+@pytest.mark.timeout(60)
+def test_a_connection_that_ends_is_not_lent_to_a_loop_that_does_not_run() -> None:
+    _, here = pair()
+    loop = asyncio.new_event_loop()
+    lent = Lent(here, loop, lambda: True)
+    lent.stop()
+    thread = threading.Thread(target=lent.wait, args=(print,), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    loop.close()
+
+
+@pytest.mark.timeout(30)
+def test_where_a_loop_cannot_read_the_thread_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    async def work() -> object:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "add_reader", full)
+        return await asyncio.to_thread(Lent(pair()[1], loop, lambda: True).wait, print)
+
+    assert asyncio.run(work()) is None
