@@ -68,7 +68,10 @@ class CallForm:
                 arguments = json.loads(arguments)
         if not isinstance(arguments, dict):
             return None
-        return name, json.dumps(arguments, ensure_ascii=False)
+        try:
+            return name, json.dumps(arguments, ensure_ascii=False)
+        except RecursionError:  # writing them takes more room than reading them did
+            return None
 
     def certain(self, text: str, *, begun: bool) -> int:
         """How many of a growing text's characters belong to no call. ``begun``: some did before these."""

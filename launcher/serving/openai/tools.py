@@ -48,9 +48,10 @@ class Tools:
             return None, [self._call(index, self.name, text)]
         try:
             whole = json.loads(text)
+            arguments = json.dumps(whole["arguments"], ensure_ascii=False)
         except (ValueError, RecursionError):
             return text, []
-        return None, [self._call(index, whole["name"], json.dumps(whole["arguments"], ensure_ascii=False))]
+        return None, [self._call(index, whole["name"], arguments)]
 
     def _call(self, index: int, name: str, arguments: str, number: int = 0) -> Json:
         own = self._ids.setdefault((index, number), f"call_{uuid.uuid4().hex}")

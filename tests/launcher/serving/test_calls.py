@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +102,20 @@ def test_calls_in_texts(shown: ChatTemplate, text: str, found: object) -> None:
 def test_texts_without_calls(text: str) -> None:
     form = CallForm("<call>", "</call>", "name", "arguments")
     assert form.calls(text, ["weather"]) == (text, [])
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_calls_as_deep_as_can_be_read(choice: str) -> None:
+    """What can be read may be too deep to be written again."""
+    tools = tools_of({"tools": [WEATHER], "tool_choice": choice})
+    assert tools is not None
+    if choice == "auto":
+        tools = replace(tools, form=CallForm("<call>", "</call>", "name", "arguments"))
+    counts = set()
+    for depth in range(1, sys.getrecursionlimit() + 9):
+        lists = "[" * depth + "]" * depth
+        counts.add(len(tools.calls(0, f'{{"name": "weather", "arguments": {{"city": {lists}}}}}')[1]))
+    assert counts == {0, 1}
 
 
 @pytest.mark.parametrize(
