@@ -14,6 +14,7 @@ import numpy as np
 from launcher.errors import ConfigError
 from launcher.group.requests import PredictError
 from launcher.serving.fair_queue import FairQueue
+from ranks.common.tensors import OBJECT
 
 if TYPE_CHECKING:
     from ranks.common.tensors import TensorSpec
@@ -232,6 +233,10 @@ def _padding(mask: str, model: Computes) -> Padding:
         raise ConfigError(f"--pad-mask: expected an input of [batch, length], both open, found {found}")
     symbol = found.shape[1]
     for spec in (*inputs, *model.outputs):
+        if spec.shape[0] == symbol:
+            raise ConfigError(
+                f"--pad-mask: {spec.name!r} is {spec}: expected the batch first, which is not {symbol!r}"
+            )
         other = [size for size in spec.shape[1:] if not isinstance(size, int) and size != symbol]
         if other or spec.open_rank:
             raise ConfigError(
@@ -267,6 +272,8 @@ def _prove(padding: Padding, model: Computes) -> None:
         shape = [1, *rest]
         if spec.name == padding.mask:
             return np.ones(shape, spec.dtype)
+        if spec.dtype.kind in "OUS":
+            return np.full(shape, "a", OBJECT)
         made = random.normal(size=shape) if spec.dtype.kind in "fcV" else random.integers(0, 2, shape)
         return np.asarray(made).astype(spec.dtype)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from launcher.serving.metrics import Metrics
 from launcher.serving.opening import Offer
 from launcher.serving.options import ModelOptions
 from launcher.serving.tensor_model import Request, TensorModel
+from ranks.common.tensors import TensorSpec, order_feeds
 from tests.launcher.serving.running import Running, running
 
 
@@ -155,6 +157,42 @@ def test_models_that_cannot_be_filled_up(changes: Any, mask: str, told: str, tmp
     ):
         Batching(4, mask=mask).checked(group)
     assert told in str(error.value)
+
+
+@dataclass
+class Given:
+    """A model of these inputs, which gives the last number of each row."""
+
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec] = field(default_factory=lambda: [TensorSpec("y", np.dtype("int64"), ("n",))])
+    optional_inputs: list[TensorSpec] = field(default_factory=list)
+
+    def predict(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        order_feeds(self.inputs, given)
+        return {"y": np.asarray(given["mask"]).max(axis=1)}
+
+
+MASK = TensorSpec("mask", np.dtype("int64"), ("n", "length"))
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        [TensorSpec("mask", np.dtype("int64"), ("n", "n"))],
+        [MASK, TensorSpec("x", np.dtype("float32"), ("length",))],
+        [MASK, TensorSpec("x", np.dtype("float32"), ("length", 3))],
+    ],
+    ids=str,
+)
+def test_the_batch_is_no_length(specs: list[TensorSpec]) -> None:
+    with pytest.raises(ConfigError, match=f"{specs[-1].name!r} is .*: expected the batch first"):
+        Batching(4, mask="mask").checked(Given(specs))
+
+
+def test_texts_beside_what_is_filled_up() -> None:
+    model = Given([MASK, TensorSpec("language", np.dtype(object), ("n",))])
+    padding = Batching(4, mask="mask").checked(model).padding
+    assert padding is not None and padding.axes == {"mask": [1], "language": [], "y": []}
 
 
 def test_joining_is_needed(words: Path, texts: Path) -> None:
