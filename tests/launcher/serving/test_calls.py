@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 
 from launcher.generation.text.chat import ChatTemplate
+from launcher.serving import text_model
+from launcher.serving.limits import ServeLimits
+from launcher.serving.metrics import Metrics
 from launcher.serving.openai import asked
 from launcher.serving.openai.answers import Answer, Spelling
 from launcher.serving.openai.calls import CallForm, form_of
@@ -155,6 +161,24 @@ def test_at_most_one_call_where_none_may_be_beside_another() -> None:
         assert tools is not None
         _, calls = replace(tools, form=form).calls(0, f"{CALL} {CALL}")
         assert len(calls) == count == len({call["id"] for call in calls})
+
+
+def test_many_who_ask_first_wait_for_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def slow(render: Any) -> CallForm:
+        made.append(render)
+        time.sleep(0.05)
+        return CallForm("<call>", "", "name", "arguments")
+
+    monkeypatch.setattr(text_model, "form_of", slow)
+    model = text_model.TextModel("tiny", ServeLimits(), Metrics(), open_model=pytest.fail)
+    ready: Any = SimpleNamespace(model=SimpleNamespace(template=TAGGED))
+
+    async def work() -> list[Any]:
+        return await asyncio.gather(*(model.call_form(ready) for _ in range(5)))
+
+    assert {form.marker for form in asyncio.run(work())} == {"<call>"} and len(made) == 1
 
 
 @pytest.fixture(scope="module")
