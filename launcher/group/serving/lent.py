@@ -95,4 +95,4 @@ def lend(job: Job, loop: asyncio.AbstractEventLoop) -> None:
     """Has a loop read what rank 0 answers, from its next answer on."""
     peer = job._peers.get(0)
     if peer is not None and peer.lent is None:
-        peer.lent = Lent(peer.stream, loop, lambda: not job._why.open)
+        peer.lent = Lent(peer.stream, loop, lambda: not (job._why.open or job.answers.heavy))

@@ -19,12 +19,14 @@ import pytest
 import launcher
 from launcher.errors import LaunchError, RankFailedError
 from launcher.group.group import Group
+from launcher.group.serving import flight
+from launcher.group.serving.asked import MOST_HERE, Asked
 from launcher.group.serving.lent import Lent
 from ranks.talk import wire
 from ranks.talk.stream import Stream
 from tests.launcher.serving.conftest import save_model
 
-SMALL, LARGE = 3, 20_000
+SMALL, LARGE, HUGE = 3, 20_000, 40_000
 
 
 def feeds(rows: int, seed: int = 0) -> dict[str, Any]:
@@ -98,6 +100,33 @@ def test_answers_and_restarts(group: Group, plain: Any, monkeypatch: pytest.Monk
 
     asyncio.run(work())
     assert group.restarts == 2
+
+
+@pytest.mark.timeout(120)
+def test_large_requests_that_wait_are_not_sent_by_the_loop(
+    group: Group, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that waited for room goes when an answer comes, which a loop reads."""
+    sent: list[tuple[int, int]] = []
+    real = group._requests._send
+
+    def noted(asked: Asked) -> None:
+        sent.append((asked.size, threading.get_ident()))
+        real(asked)
+
+    monkeypatch.setattr(flight, "MOST_BYTES", MOST_HERE)
+    monkeypatch.setattr(group._requests, "_send", noted)
+
+    async def work() -> None:
+        group._read_in(asyncio.get_running_loop())
+        await taken(group, plain, SMALL, 0)
+        rows = (SMALL, SMALL, HUGE, SMALL, HUGE)
+        await asyncio.gather(*(taken(group, plain, count, seed) for seed, count in enumerate(rows)))
+
+    asyncio.run(work())
+    huge = [thread for size, thread in sent if size > MOST_HERE]
+    assert len(huge) == 2 and threading.get_ident() not in huge
+    assert threading.get_ident() in (thread for size, thread in sent if size <= MOST_HERE)
 
 
 @pytest.mark.timeout(60)
