@@ -32,6 +32,10 @@ class Answers(Protocol):
     def running(self) -> int | None:
         """The number of the run in progress, which can be told to end."""
 
+    @property
+    def heavy(self) -> bool:
+        """Whether `took` may send more than an event loop should."""
+
     def take(self, rank: int, message: wire.Message) -> tuple[int, Mapping[str, object]] | None:
         """A rank's message; with the job's lock held.
 
@@ -49,7 +53,7 @@ class Answers(Protocol):
 class NoAnswers:
     """Of ranks that are asked nothing."""
 
-    busy = False
+    busy = heavy = False
     running = None
 
     def take(self, rank: int, message: wire.Message) -> None:

@@ -17,7 +17,7 @@ from launcher.errors import LaunchError, RankFailedError, ShardrunError
 from launcher.group import halted
 from launcher.group.answers import CLOSED, PredictError
 from launcher.group.serving.alike import heard
-from launcher.group.serving.asked import Asked
+from launcher.group.serving.asked import MOST_HERE, Asked
 from launcher.group.serving.flight import Flight
 from launcher.group.serving.lookout import Lookout
 from launcher.group.serving.renewal import Renewal
@@ -41,10 +41,8 @@ _INTERRUPTED = "This group's last request was interrupted: start another one."
 
 
 class Requests:
-    """The requests to the ranks of a group, from any threads.
-
-    Locks are taken in this order: who sends (``_sending``), a job's ``changed``, ``_state``.
-    """
+    """The requests to the ranks of a group, from any threads. Locks are taken in this order: who sends
+    (``_sending``), a job's ``changed``, ``_state``."""
 
     def __init__(self, job: Job, again: Callable[[Job], None] | None = None) -> None:
         """``again``: is called, and must not wait, when the ranks of a job are lost; it has `attach` or `end`
@@ -63,8 +61,7 @@ class Requests:
         self.age = 0
         """How many other ranks there were before these."""
         self.spent, self.most_waiting, self.renewal = Spent(), MOST_WAITING, Renewal()
-        self._job = job
-        job.answers = self
+        self._job, job.answers = job, self
 
     # What callers ask.
 
@@ -195,8 +192,7 @@ class Requests:
         self._waiting.append(asked)
 
     def drop(self, asked: Asked) -> None:
-        """Nobody wants the answer: a request that waits goes, one that is on its way is answered for
-        nobody."""
+        """Nobody wants the answer: what waits goes, and what is on its way is answered for nobody."""
         with held_back(), self._state:
             asked.abandoned = True
             if asked in self._waiting:
@@ -280,6 +276,11 @@ class Requests:
         with self._state:
             return next((item.number for item in self._flight.runs), None)
 
+    @property
+    def heavy(self) -> bool:
+        """Whether more waits to be sent than an event loop should send."""
+        return any(asked.size > MOST_HERE for asked in tuple(self._waiting))
+
     def take(self, rank: int, message: wire.Message) -> Unlike | None:
         """See `Answers.take`; an answer that nobody waits for any more is dropped."""
         with self._state:
@@ -296,8 +297,7 @@ class Requests:
             elif asked is None:
                 return None
             elif message.kind is wire.Kind.TOKENS and asked.run is not None:
-                tokens = message.fields.get("tokens")
-                if isinstance(tokens, list):
+                if isinstance(tokens := message.fields.get("tokens"), list):
                     asked.run.tokens.extend(tokens)
                     asked.run.came += len(tokens)
             elif message.kind is wire.Kind.RESULT and rank == 0:

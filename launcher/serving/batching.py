@@ -14,6 +14,7 @@ import numpy as np
 from launcher.errors import ConfigError
 from launcher.group.requests import PredictError
 from launcher.serving.fair_queue import FairQueue
+from ranks.common.tensors import OBJECT
 
 if TYPE_CHECKING:
     from ranks.common.tensors import TensorSpec
@@ -46,6 +47,11 @@ class Padding:
             if axis < np.ndim(value)
         }
         return found.pop() if self.mask in feeds and len(found) == 1 else None
+
+    def leaves_some(self, feeds: Mapping[str, Array]) -> bool:
+        """Whether the mask leaves something of each row. What models make of nothing depends on how long it
+        is: often the mean of all that is masked."""
+        return bool(np.asarray(feeds[self.mask]).any(axis=-1).all())
 
     def filled(self, name: str, value: Array, length: int) -> Array:
         """The values of an input, so long."""
@@ -130,7 +136,9 @@ def _kind(request: Fed, padding: Padding | None) -> object:
         or len({len(array) for array in arrays.values()}) != 1
     ):
         return None
-    if padding is not None and padding.length(request.feeds) is None:
+    if padding is not None and (
+        padding.length(request.feeds) is None or not padding.leaves_some(request.feeds)
+    ):
         return None
 
     def shape(name: str, array: Array) -> tuple[int, ...]:
@@ -225,6 +233,10 @@ def _padding(mask: str, model: Computes) -> Padding:
         raise ConfigError(f"--pad-mask: expected an input of [batch, length], both open, found {found}")
     symbol = found.shape[1]
     for spec in (*inputs, *model.outputs):
+        if spec.shape[0] == symbol:
+            raise ConfigError(
+                f"--pad-mask: {spec.name!r} is {spec}: expected the batch first, which is not {symbol!r}"
+            )
         other = [size for size in spec.shape[1:] if not isinstance(size, int) and size != symbol]
         if other or spec.open_rank:
             raise ConfigError(
@@ -260,6 +272,8 @@ def _prove(padding: Padding, model: Computes) -> None:
         shape = [1, *rest]
         if spec.name == padding.mask:
             return np.ones(shape, spec.dtype)
+        if spec.dtype.kind in "OUS":
+            return np.full(shape, "a", OBJECT)
         made = random.normal(size=shape) if spec.dtype.kind in "fcV" else random.integers(0, 2, shape)
         return np.asarray(made).astype(spec.dtype)
 

@@ -140,8 +140,10 @@ def _object(data: bytes, *, lists: bool) -> tuple[dict[str, object], list[Run]]:
 
 def field_of(body: Mapping[str, object], name: str, kind: type[T], where: str = "") -> T | None:
     """A field of an object, None where it is absent or null. Raises `RefusalError` for another type; a whole
-    number is a number, too."""
+    number is a number, too, and `IrregularError` for a `Run` that cannot be read."""
     value = body.get(name)
+    if kind is list and isinstance(value, Run):
+        value = value.numbers()
     if value is None:
         return None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):

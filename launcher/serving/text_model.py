@@ -55,6 +55,7 @@ class TextModel(Served[Speaking]):
     open_model: Callable[[], LanguageModel] = field(kw_only=True)
     created: int = field(default_factory=lambda: int(time.time()), kw_only=True)
     _form: tuple[ChatTemplate, CallForm | None] | None = None
+    _forming: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def _start(self) -> Speaking:
         model = self.open_model()
@@ -106,9 +107,10 @@ class TextModel(Served[Speaking]):
         template = ready.model.template
         if template is None:
             return None
-        if self._form is None or self._form[0] is not template:
-            self._form = template, await asyncio.to_thread(form_of, template.text)
-        return self._form[1]
+        async with self._forming:  # several processes find it out, and many may ask at once
+            if self._form is None or self._form[0] is not template:
+                self._form = template, await asyncio.to_thread(form_of, template.text)
+            return self._form[1]
 
     async def submit(
         self,

@@ -9,7 +9,7 @@ import time
 
 from ranks.talk import area, unix, wire
 
-_BUFFERED = 64 << 10
+_BUFFERED, _MOST_COPIED = 64 << 10, 1 << 20
 _IOV = 64
 
 
@@ -62,8 +62,8 @@ class Stream:
         return wire.read_frame(self._fill, max_header, max_payload, self._reader, self._borrow)
 
     def receive_ready(self) -> wire.Message | None:
-        """The next message, if all of it has come; None where nothing has. Waits for nothing. Raises
-        `UnfinishedError`, and as `receive` does."""
+        """The next message, if all of it has come; None where nothing has. Waits for nothing, nor copies
+        much. Raises `UnfinishedError`, and as `receive` does, which then gives the message."""
         while self._end - self._start < wire.length(self._view[self._start : self._end]):
             left = self._end - self._start
             self._view[:left] = bytes(self._view[self._start : self._end])
@@ -82,7 +82,14 @@ class Stream:
                 self._reader.take(descriptors)
             self.received += count
             self._end += count
-        return self.receive()
+        start = self._start
+        try:
+            return wire.read_frame(
+                self._fill, reader=self._reader, borrow=self._borrow, most_copied=_MOST_COPIED
+            )
+        except wire.UnfinishedError:
+            self._start = start
+            raise
 
     def _fill(self, target: memoryview, first: bool = False) -> None:
         """Fills ``target``, large ones straight from the socket, small ones through one buffer to save

@@ -70,7 +70,7 @@ class PeerClosed(WireError):  # noqa: N818 - the end of a stream is an event, li
 
 
 class UnfinishedError(Exception):
-    """Only a part of a message has come."""
+    """Only a part of a message has come, or more of it is to be copied than may be now."""
 
 
 @dataclass(frozen=True)
@@ -288,11 +288,13 @@ def read_frame(
     max_payload: int = 1 << 62,
     reader: area.Reader | None = None,
     borrow: bool = False,
+    *,
+    most_copied: int | None = None,
 ) -> Message:
     """The message that ``fill`` brings, piece by piece: prefix, header, each tensor that is not empty.
 
     Tensors in shared memory are found with ``reader``; with ``borrow`` they are not copied from there and
-    hold good until the next message.
+    hold good until the next message. Raises `UnfinishedError` for more than ``most_copied`` bytes of them.
     """
     prefix = bytearray(PREFIX.size)
     fill(memoryview(prefix), first=True)
@@ -314,6 +316,8 @@ def read_frame(
     fill(memoryview(header))
     fields, described, place = parse_header(header, payload)
     if place is not None:
+        if most_copied is not None and sum(item.nbytes for item in described) > most_copied:
+            raise UnfinishedError
         return Message(known, fields, _from_area(described, place, reader, borrow))
     tensors = {}
     for item in described:

@@ -24,6 +24,7 @@ UNITS = np.float32(2.0**40)
 """Units of the likeliest token. No vocabulary has more than 2 ** 63 of them."""
 _BLOCK = 128
 _FEW = 512  # values are sorted
+_COLDEST = np.finfo(np.float32).tiny
 
 
 def uniform(seed: int, sample: int, position: int, purpose: int = CHOOSE) -> float:
@@ -34,8 +35,9 @@ def uniform(seed: int, sample: int, position: int, purpose: int = CHOOSE) -> flo
 
 def weigh(scores: Row, best: float, temperature: float) -> Row:
     """The probabilities of tokens in units: whole numbers. ``best``: the best score of all."""
-    weights: Row = scores - np.float32(best)
-    weights /= np.float32(temperature)
+    with np.errstate(over="ignore"):
+        weights: Row = scores - np.float32(best)
+        weights /= max(np.float32(temperature), _COLDEST)  # 0 by 0 is no number
     np.exp(weights, out=weights)
     weights *= UNITS
     return np.rint(weights, out=weights)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array
 
 
+MOST_HERE = 1 << 20
+"""Bytes of tensors that an event loop itself sends; more would keep its other work waiting."""
 AGAIN = "again"
 """In the fields of a request that ranks are asked before all others, and without which they are of no use."""
 

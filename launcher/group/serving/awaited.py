@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from launcher.group import halted
-from launcher.group.serving.asked import Asked
+from launcher.group.serving.asked import MOST_HERE, Asked
 from ranks.talk import wire
 
 if TYPE_CHECKING:
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array
 
     Answer = asyncio.Future[dict[str, Array]]
-
-MOST_HERE = 1 << 20
-"""Bytes of tensors that the loop itself sends; more would keep its other work waiting."""
 
 
 def awaited(requests: Requests, tensors: dict[str, Array]) -> Answer:

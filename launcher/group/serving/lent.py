@@ -32,12 +32,15 @@ class Lent:
         self._back = threading.Event()
         self._left: wire.Message | Exception | None = None
         self._descriptor, self._thread = -1, 0
+        self._stopped = False
 
     def wait(self, take: Callable[[wire.Message], None]) -> wire.Message | None:
-        """Lends it, until something comes that the loop does not ``take``: that message, or None where only a
-        part of it has come. Raises what receiving raises."""
+        """Lends it, until something comes that the loop does not ``take``: that message, or None where the
+        thread is to read it. Raises what receiving raises."""
         self._take = take
         self._back.clear()
+        if self._stopped:  # and the loop may never run again
+            return None
         try:
             self._loop.call_soon_threadsafe(self._begin)
         except RuntimeError:  # the loop has ended
@@ -50,8 +53,11 @@ class Lent:
 
     def _begin(self) -> None:
         self._thread, self._descriptor = threading.get_ident(), self._stream.socket.fileno()
-        if self._descriptor >= 0:
+        try:
             self._loop.add_reader(self._descriptor, self._readable)
+        except Exception:  # the kernel has no room for it, or it is closed: the thread goes on by itself
+            self._back.set()
+            return
         self._readable()
 
     def _readable(self) -> None:
@@ -76,6 +82,7 @@ class Lent:
 
     def stop(self) -> None:
         """Before the connection is closed: the loop reads no more of it."""
+        self._stopped = True
         with contextlib.suppress(OSError):
             self._stream.socket.shutdown(socket.SHUT_RDWR)
         if threading.get_ident() == self._thread:
@@ -89,4 +96,4 @@ def lend(job: Job, loop: asyncio.AbstractEventLoop) -> None:
     """Has a loop read what rank 0 answers, from its next answer on."""
     peer = job._peers.get(0)
     if peer is not None and peer.lent is None:
-        peer.lent = Lent(peer.stream, loop, lambda: not job._why.open)
+        peer.lent = Lent(peer.stream, loop, lambda: not (job._why.open or job.answers.heavy))

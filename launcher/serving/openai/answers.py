@@ -121,7 +121,7 @@ class Answer:
                 return {}
             self._begun.add(index)
             return {"content": held[:certain]}
-        said, calls = tools.calls(index, held)
+        said, calls = tools.calls(index, held, begun=index in self._begun)
         found: Json = {"content": said} if said else {}
         if calls:
             found["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]

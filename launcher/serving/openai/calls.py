@@ -32,10 +32,15 @@ class CallForm:
     name: str
     arguments: str
 
-    def calls(self, text: str, known: Collection[str]) -> tuple[str, list[tuple[str, str]]]:
+    def calls(
+        self, text: str, known: Collection[str], *, begun: bool = False
+    ) -> tuple[str, list[tuple[str, str]]]:
         """What a text says beside its calls, and name and arguments of each; where it holds none, all of it.
-        ``known``: the names of functions."""
-        at = max(0, text.find(self.marker)) if self.marker else 0
+        ``known``: the names of functions; ``begun``: as for `certain`."""
+        at = text.find(self.marker) if self.marker else -1
+        if at < 0 and begun:
+            return text, []
+        at = max(0, at)
         rest, found = text[at:], list[tuple[str, str]]()
         while True:
             bare = rest.lstrip().removeprefix(self.marker).lstrip(" \n\t[,;")
@@ -63,7 +68,10 @@ class CallForm:
                 arguments = json.loads(arguments)
         if not isinstance(arguments, dict):
             return None
-        return name, json.dumps(arguments, ensure_ascii=False)
+        try:
+            return name, json.dumps(arguments, ensure_ascii=False)
+        except RecursionError:  # writing them takes more room than reading them did
+            return None
 
     def certain(self, text: str, *, begun: bool) -> int:
         """How many of a growing text's characters belong to no call. ``begun``: some did before these."""

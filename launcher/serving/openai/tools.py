@@ -36,21 +36,22 @@ class Tools:
     """Calls in a text."""
     _ids: dict[tuple[int, int], str] = field(default_factory=dict)
 
-    def calls(self, index: int, text: str) -> tuple[str | None, list[Json]]:
+    def calls(self, index: int, text: str, *, begun: bool = False) -> tuple[str | None, list[Json]]:
         """What a text says, and the calls in it; none where it cannot be said which: it was cut off, or is
-        too deep."""
+        too deep. ``begun``: this is the rest of a text of which something was told."""
         if self.form is not None:
             names = {_name_of(tool) for tool in self.given}
-            said, found = self.form.calls(text, names)
+            said, found = self.form.calls(text, names, begun=begun)
             calls = [self._call(index, *one, number=number) for number, one in enumerate(found[: self.most])]
             return said or (None if calls else ""), calls
         if self.name is not None:
             return None, [self._call(index, self.name, text)]
         try:
             whole = json.loads(text)
+            arguments = json.dumps(whole["arguments"], ensure_ascii=False)
         except (ValueError, RecursionError):
             return text, []
-        return None, [self._call(index, whole["name"], json.dumps(whole["arguments"], ensure_ascii=False))]
+        return None, [self._call(index, whole["name"], arguments)]
 
     def _call(self, index: int, name: str, arguments: str, number: int = 0) -> Json:
         own = self._ids.setdefault((index, number), f"call_{uuid.uuid4().hex}")

@@ -18,8 +18,10 @@ import orjson
 from launcher.serving.parsing.pace import PIECE, breathe
 
 _MOST_TEXTS, _MOST_ELSE = 20_000, 1 << 20
-"""Texts in a body, and bytes beside its long lists, up to which it is looked through."""
-_NEAR = 4096
+"""Texts in a body, quotation marks in them, and bytes beside its long lists, up to which it is looked
+through."""
+_NEAR, _SPACES = 4096, 64
+_SPACE = b" \t\r\n"
 _OPENING = re.compile(rb"(?:\[[ \t\r\n]{0,64}){1,32}")
 _AFTER = b"]},[{ \t\r\n"
 
@@ -87,6 +89,8 @@ def parsed(data: bytes, *, lists: bool) -> tuple[object, list[Run]]:
 def _hollowed(data: bytes) -> tuple[bytes, str, list[Run]] | None:
     """The text with marks in place of its long lists, the beginning of these marks, and the lists; None where
     there are none, or where it takes too long to say."""
+    if data.count(b'\\"') > _MOST_TEXTS:
+        return None
     mark, runs = secrets.token_hex(16), list[Run]()
     parts, kept, at, left = list[bytes](), 0, 0, len(data)
     for _ in range(_MOST_TEXTS):
@@ -167,16 +171,16 @@ def _flat(data: bytes, at: int, end: int, depth: int) -> Generator[list[object],
         else:  # the next element is longer than a piece
             stop = data.find(closing, at, end) + len(closing) if closing else -1
             first = data.find(b"[", at, stop) if stop - at >= PIECE else -1
-            if first < 0 or data[at:first].strip():
+            if first < 0 or data[at:first].strip(_SPACE):
                 raise IrregularError
             own, more = (yield from _flat(data, first + 1, stop - 1, depth - 1)), 1
         if inner not in {None, own}:
             raise IrregularError
         count, inner = count + more, own
-        rest_of = data[stop : min(end, stop + 64)].lstrip()
-        if stop >= end or not rest_of:
+        near = data[stop : min(end, stop + _SPACES)].lstrip(_SPACE)
+        if not near and end - stop <= _SPACES:
             break
-        if not rest_of.startswith(b","):
+        if not near.startswith(b","):
             raise IrregularError
         at = data.find(b",", stop) + 1
         breathe()

@@ -17,7 +17,7 @@ import pytest
 from launcher import start
 from launcher.errors import LaunchError, RankFailedError
 from launcher.group import halted
-from launcher.group.serving.awaited import MOST_HERE
+from launcher.group.serving.asked import MOST_HERE
 from ranks.talk import wire
 from tests.launcher.group.test_serving import SECONDS, feeds
 from tests.ranks.threads import until

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -18,12 +19,14 @@ import pytest
 import launcher
 from launcher.errors import LaunchError, RankFailedError
 from launcher.group.group import Group
+from launcher.group.serving import flight
+from launcher.group.serving.asked import MOST_HERE, Asked
 from launcher.group.serving.lent import Lent
 from ranks.talk import wire
 from ranks.talk.stream import Stream
 from tests.launcher.serving.conftest import save_model
 
-SMALL, LARGE = 3, 20_000
+SMALL, LARGE, HUGE = 3, 20_000, 40_000
 
 
 def feeds(rows: int, seed: int = 0) -> dict[str, Any]:
@@ -97,6 +100,33 @@ def test_answers_and_restarts(group: Group, plain: Any, monkeypatch: pytest.Monk
 
     asyncio.run(work())
     assert group.restarts == 2
+
+
+@pytest.mark.timeout(120)
+def test_large_requests_that_wait_are_not_sent_by_the_loop(
+    group: Group, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that waited for room goes when an answer comes, which a loop reads."""
+    sent: list[tuple[int, int]] = []
+    real = group._requests._send
+
+    def noted(asked: Asked) -> None:
+        sent.append((asked.size, threading.get_ident()))
+        real(asked)
+
+    monkeypatch.setattr(flight, "MOST_BYTES", MOST_HERE)
+    monkeypatch.setattr(group._requests, "_send", noted)
+
+    async def work() -> None:
+        group._read_in(asyncio.get_running_loop())
+        await taken(group, plain, SMALL, 0)
+        rows = (SMALL, SMALL, HUGE, SMALL, HUGE)
+        await asyncio.gather(*(taken(group, plain, count, seed) for seed, count in enumerate(rows)))
+
+    asyncio.run(work())
+    huge = [thread for size, thread in sent if size > MOST_HERE]
+    assert len(huge) == 2 and threading.get_ident() not in huge
+    assert threading.get_ident() in (thread for size, thread in sent if size <= MOST_HERE)
 
 
 @pytest.mark.timeout(60)
@@ -195,3 +225,47 @@ def test_what_may_wait_is_left_to_the_thread(calm: bool) -> None:
 
     found = asyncio.run(work())
     assert (found.kind, len(seen)) == ((wire.Kind.ERROR, 1) if calm else (wire.Kind.RESULT, 0))
+
+
+def test_large_messages_in_shared_memory_are_left_to_the_thread() -> None:
+    there, here = pair()
+    for stream in (there, here):
+        stream.share_memory(borrow=False)
+    for number, size in enumerate((200_000, 1 << 20, 2 << 20, 9)):
+        x = np.full(size, number, np.uint8)
+        there.send(wire.Message(wire.Kind.RESULT, {"n": number}, {"x": x}))
+        if size > 1 << 20:
+            with pytest.raises(wire.UnfinishedError):
+                here.receive_ready()
+            message = here.receive()
+        else:
+            message = here.receive_ready()  # type: ignore[assignment]
+        assert message is not None and message.fields == {"n": number}
+        assert (message.tensors["x"] == x).all() and len(message.tensors["x"]) == size
+    there.close()
+
+
+@pytest.mark.timeout(60)
+def test_a_connection_that_ends_is_not_lent_to_a_loop_that_does_not_run() -> None:
+    _, here = pair()
+    loop = asyncio.new_event_loop()
+    lent = Lent(here, loop, lambda: True)
+    lent.stop()
+    thread = threading.Thread(target=lent.wait, args=(print,), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    loop.close()
+
+
+@pytest.mark.timeout(30)
+def test_where_a_loop_cannot_read_the_thread_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    async def work() -> object:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "add_reader", full)
+        return await asyncio.to_thread(Lent(pair()[1], loop, lambda: True).wait, print)
+
+    assert asyncio.run(work()) is None

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 
 from launcher.generation.text.chat import ChatTemplate
+from launcher.serving import text_model
+from launcher.serving.limits import ServeLimits
+from launcher.serving.metrics import Metrics
 from launcher.serving.openai import asked
+from launcher.serving.openai.answers import Answer, Spelling
 from launcher.serving.openai.calls import CallForm, form_of
 from launcher.serving.openai.tools import tools_of
 from tests.launcher.serving.running import Running
@@ -102,6 +110,20 @@ def test_texts_without_calls(text: str) -> None:
     assert form.calls(text, ["weather"]) == (text, [])
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_calls_as_deep_as_can_be_read(choice: str) -> None:
+    """What can be read may be too deep to be written again."""
+    tools = tools_of({"tools": [WEATHER], "tool_choice": choice})
+    assert tools is not None
+    if choice == "auto":
+        tools = replace(tools, form=CallForm("<call>", "</call>", "name", "arguments"))
+    counts = set()
+    for depth in range(1, sys.getrecursionlimit() + 9):
+        lists = "[" * depth + "]" * depth
+        counts.add(len(tools.calls(0, f'{{"name": "weather", "arguments": {{"city": {lists}}}}}')[1]))
+    assert counts == {0, 1}
+
+
 @pytest.mark.parametrize(
     ("text", "early"),
     [
@@ -119,6 +141,19 @@ def test_what_is_no_call_is_shown_as_it_comes(text: str, early: str) -> None:
     assert (told, told + held) == (early, text)
 
 
+@pytest.mark.parametrize("marker", ["<call>", ""])
+def test_the_rest_of_a_text_is_no_call_where_the_whole_is_none(marker: str) -> None:
+    tools = tools_of({"tools": [WEATHER]})
+    assert tools is not None
+    tools = replace(tools, form=CallForm(marker, "", "name", "arguments"))
+    assert tools.calls(0, f"Such as {CALL}") == (f"Such as {CALL}", [])
+    answer = Answer("tiny", chat=True, spelling=Spelling(None), logprobs=False, tools=tools)
+    pieces: list[Any] = [answer.piece(0, "Such as "), answer.piece(0, CALL, reason="end")]
+    said = [piece["choices"][0] for piece in pieces]
+    assert [one["delta"] for one in said] == [{"content": "Such as "}, {"content": CALL}]
+    assert said[-1]["finish_reason"] == "stop"
+
+
 def test_at_most_one_call_where_none_may_be_beside_another() -> None:
     form = CallForm("", "", "name", "arguments")
     for parallel, count in ((False, 1), (True, 2)):
@@ -126,6 +161,24 @@ def test_at_most_one_call_where_none_may_be_beside_another() -> None:
         assert tools is not None
         _, calls = replace(tools, form=form).calls(0, f"{CALL} {CALL}")
         assert len(calls) == count == len({call["id"] for call in calls})
+
+
+def test_many_who_ask_first_wait_for_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def slow(render: Any) -> CallForm:
+        made.append(render)
+        time.sleep(0.05)
+        return CallForm("<call>", "", "name", "arguments")
+
+    monkeypatch.setattr(text_model, "form_of", slow)
+    model = text_model.TextModel("tiny", ServeLimits(), Metrics(), open_model=pytest.fail)
+    ready: Any = SimpleNamespace(model=SimpleNamespace(template=TAGGED))
+
+    async def work() -> list[Any]:
+        return await asyncio.gather(*(model.call_form(ready) for _ in range(5)))
+
+    assert {form.marker for form in asyncio.run(work())} == {"<call>"} and len(made) == 1
 
 
 @pytest.fixture(scope="module")

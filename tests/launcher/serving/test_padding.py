@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from launcher.serving.metrics import Metrics
 from launcher.serving.opening import Offer
 from launcher.serving.options import ModelOptions
 from launcher.serving.tensor_model import Request, TensorModel
+from ranks.common.tensors import TensorSpec, order_feeds
 from tests.launcher.serving.running import Running, running
 from tests.sharding import graphs
 
@@ -95,22 +97,34 @@ def test_answers_are_those_of_onnx_runtime(server: Running, words: Path) -> None
 PADDING = Padding("mask", {"ids": [1], "mask": [1]})
 
 
+async def filled(asked: list[Any]) -> Batch[Request]:
+    """What is joined of requests that wait."""
+    queue: FairQueue[Request] = FairQueue(9)
+    for one in asked:
+        queue.put(Request(one, 0.0, asyncio.get_running_loop().create_future()))
+    batch = Batch([queue.take() or pytest.fail()], PADDING)
+    await Batching(8, padding=PADDING).fill(batch, queue)
+    return batch
+
+
 @pytest.mark.parametrize(
     ("lengths", "joined"),
     [([8, 8, 8], [8, 8, 8]), ([8, 5, 4], [8, 5, 4]), ([8, 1, 1, 1, 1], [8, 1]), ([1, 9, 9], [1, 9, 9])],
 )  # fmt: skip
 def test_no_more_is_filled_up_than_there_was(lengths: list[int], joined: list[int]) -> None:
-    async def filled() -> Batch[Request]:
-        queue: FairQueue[Request] = FairQueue(9)
-        for seed, length in enumerate(lengths):
-            queue.put(Request(feeds(length, seed), 0.0, asyncio.get_running_loop().create_future()))
-        batch = Batch([queue.take() or pytest.fail()], PADDING)
-        await Batching(8, padding=PADDING).fill(batch, queue)
-        return batch
-
-    batch = asyncio.run(filled())
+    batch = asyncio.run(filled([feeds(length, seed) for seed, length in enumerate(lengths)]))
     assert [np.shape(one.feeds["ids"])[1] for one in batch.requests] == joined
     assert batch.feeds()["mask"].shape == (len(joined), max(joined))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("length", [0, 5])
+def test_a_request_of_which_the_mask_leaves_nothing_is_not_joined(length: int, place: int) -> None:
+    """What is made of it may depend on its length, as where a softmax makes a mean of all."""
+    asked = [feeds(6, 0), feeds(6, 1, 2)]
+    asked[place] = feeds(length, 2, 2)
+    asked[place]["mask"][1] = 0
+    assert [one.feeds for one in asyncio.run(filled(asked)).requests] == asked[:1]
 
 
 def test_what_has_not_one_length_goes_alone() -> None:
@@ -135,6 +149,42 @@ def test_models_that_cannot_be_filled_up(changes: Any, mask: str, told: str, tmp
     ):
         Batching(4, mask=mask).checked(group)
     assert told in str(error.value)
+
+
+@dataclass
+class Given:
+    """A model of these inputs, which gives the last number of each row."""
+
+    inputs: list[TensorSpec]
+    outputs: list[TensorSpec] = field(default_factory=lambda: [TensorSpec("y", np.dtype("int64"), ("n",))])
+    optional_inputs: list[TensorSpec] = field(default_factory=list)
+
+    def predict(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        order_feeds(self.inputs, given)
+        return {"y": np.asarray(given["mask"]).max(axis=1)}
+
+
+MASK = TensorSpec("mask", np.dtype("int64"), ("n", "length"))
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        [TensorSpec("mask", np.dtype("int64"), ("n", "n"))],
+        [MASK, TensorSpec("x", np.dtype("float32"), ("length",))],
+        [MASK, TensorSpec("x", np.dtype("float32"), ("length", 3))],
+    ],
+    ids=str,
+)
+def test_the_batch_is_no_length(specs: list[TensorSpec]) -> None:
+    with pytest.raises(ConfigError, match=f"{specs[-1].name!r} is .*: expected the batch first"):
+        Batching(4, mask="mask").checked(Given(specs))
+
+
+def test_texts_beside_what_is_filled_up() -> None:
+    model = Given([MASK, TensorSpec("language", np.dtype(object), ("n",))])
+    padding = Batching(4, mask="mask").checked(model).padding
+    assert padding is not None and padding.axes == {"mask": [1], "language": [], "y": []}
 
 
 def test_joining_is_needed(words: Path, texts: Path) -> None:

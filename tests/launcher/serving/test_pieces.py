@@ -144,10 +144,38 @@ def test_long_lists_where_none_may_be(text: str) -> None:
         object_of((text % LIST).encode())
 
 
-def test_lists_where_something_else_is_expected() -> None:
-    text = f'{{"inputs": [{{"name": "a", "datatype": "FP32", "shape": {LIST}, "data": [1]}}]}}'
-    with pytest.raises(RefusalError, match="shape: expected a list, found"):
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ('"shape": %s, "data": [1]', r"shape: expected lengths, at most 32, .* found \["),
+        ('"shape": [1], "parameters": %s, "data": [1]', "parameters: expected an object, found"),
+        ('"shape": [1], "data": [1]}], "outputs": %s, "x": [{"y": 1', r"outputs\[0\]: expected an object"),
+    ],
+)
+def test_lists_where_something_else_is_expected(body: str, told: str) -> None:
+    text = f'{{"inputs": [{{"name": "a", "datatype": "FP32", {body % LIST}}}]}}'
+    with pytest.raises(RefusalError, match=told):
         read_question(text.encode(), None, [])
+
+
+def test_spaces_between_long_lists() -> None:
+    """However many there are, what follows them is read; only those of JSON are spaces."""
+    text = f'{{"inputs": [{{"name": "a", "datatype": "FP32", "shape": [%s], "data": [{LIST}%s{LIST}]}}]}}'
+    for space in (" " * 60 + ",", " " * 64 + ",", "\n" * 200 + " , "):
+        found = read_question((text % (2 * COUNT, space)).encode(), None, []).feeds["a"]
+        assert found.tolist() == 2 * NUMBERS
+        with pytest.raises(RefusalError, match=f"found {2 * COUNT} for the shape"):
+            read_question((text % (COUNT, space)).encode(), None, [])
+    for wrong in (" " * 100, "\x0b,", ", \x0c", " " * 100 + "; ,"):
+        with pytest.raises(RefusalError, match="no JSON"):
+            read_question((text % (COUNT, wrong)).encode(), None, [])
+
+
+def test_texts_of_many_quotation_marks_are_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(runs, "_after_text", lambda data, quote: looked.append(quote))
+    body = {"a": '"' * LARGE, "b": [1]}
+    assert object_of(json.dumps(body).encode()) == body and not looked
 
 
 @pytest.mark.parametrize(

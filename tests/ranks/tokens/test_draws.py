@@ -70,6 +70,15 @@ def rows(kind: str) -> Array:
 
 
 @pytest.mark.parametrize("given", MANNERS, ids=str)
+@pytest.mark.parametrize("temperature", [5e-324, 1e-60, 1e-45, 1e-38])
+def test_the_least_temperature_leaves_the_likeliest_token(given: dict[str, Any], temperature: float) -> None:
+    row, options = rows("peaked"), SamplingOptions(temperature=temperature, **given)
+    best = int(row.argmax())
+    assert candidates(row, options).pick(0.7) == best
+    assert all(picked(row, options, [0.0, 0.7], ranks) == [best, best] for ranks in (1, 3))
+
+
+@pytest.mark.parametrize("given", MANNERS, ids=str)
 @pytest.mark.parametrize("kind", ["flat", "peaked", "ties", "equal", "ruled out", "overflow"])
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
 def test_parts_give_the_tokens_of_the_whole(given: dict[str, Any], kind: str, temperature: float) -> None:
