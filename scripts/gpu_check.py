@@ -55,7 +55,8 @@ class Found:
     """Why ONNX Runtime cannot use the first GPU; "": it can."""
     torch: str = ""
     """Why torch cannot."""
-    pytest: bool = True
+    tests: str = ""
+    """Why the tests in tests/gpu cannot be run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +106,7 @@ CHECKS: tuple[Check, ...] = (
     Check("memory that two processes map", bare="ipc", torch=False),
     Check("values at an address (DLPack)", bare="dlpack"),
     Check("host collectives on the GPU's values, two processes", bare="staged"),
+    Check("CUDA graphs: what is replayed reads new values", tests=(f"{_SEVERAL}test_graphs",)),
     Check("a group started by launcher.start", tests=(f"{_CUDA}test_a_group_on_gpus",), seconds=90),
     Check("NCCL between ranks: a mesh", tests=(f"{_CUDA}test_a_mesh_over_nccl",), gpus=2, seconds=90),
     Check(
@@ -225,7 +227,7 @@ def missing(check: Check, found: Found, bare: bool = False) -> str:
         return "--bare: only what is below ONNX Runtime"
     if found.problem:
         return found.problem
-    return "" if found.pytest else "pytest is not installed"
+    return found.tests
 
 
 @dataclasses.dataclass(frozen=True)
