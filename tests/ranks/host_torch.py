@@ -61,8 +61,8 @@ class Torch:
 
 
 def replace(torch: Any) -> None:
-    """From now on whoever imports torch gets this one in its place. Its tensors say that they lie on a GPU, but
-    not to torch itself."""
+    """From now on whoever imports torch gets this one in its place. Its tensors say that they lie on a GPU,
+    but not to torch itself."""
     import torch.distributed as dist
 
     sys.modules["torch"] = Torch(torch)  # type: ignore[assignment]

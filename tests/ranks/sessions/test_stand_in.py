@@ -462,8 +462,8 @@ def test_weights_on_another_gpu_than_the_process_is_to_run_on(tmp_path: Path) ->
     cache = str(tmp_path / "cache")
     refused, *good = result(start("numbered", str(tmp_path), FAKE_CUDA_DEVICES="2", SHARDRUN_CACHE=cache))
     assert re.fullmatch(
-        r".*the owner's weights are on GPU 1 as this process counts, but .*/numbered\.onnx is to run on GPU 0: "
-        r"give both the same device\.",
+        r".*the owner's weights are on GPU 1 as this process counts, but .*/numbered\.onnx is to run on "
+        r"GPU 0: give both the same device\.",
         str(refused),
     )
     assert good == [True, True]
