@@ -377,7 +377,9 @@ def test_a_process_that_is_to_run_on_another_gpu(
     monkeypatch.setattr(on_device, "driver", lambda: driver)
     sent = weights.description, [os.dup(number) for number in weights.descriptors]
     store = on_device.AttachedOnDevice(folder, {on_device.DEVICE: sent})
-    with pytest.raises(WeightsError, match=r"on GPU 0 as this process counts, but m is to run on GPU 1: give"):
+    with pytest.raises(
+        WeightsError, match=r"on GPU 0 as this process counts, but m is to run on GPU 1: give"
+    ):
         store.open(folder / "m.onnx", replace(CONFIG, device_id=1), "m")
     assert driver.live == live
     assert len(list(Path("/proc/self/fd").iterdir())) == files
