@@ -252,6 +252,38 @@ def test_what_a_program_left_out_is_not_covered(gpu_check: Any, capsys: pytest.C
     ]
 
 
+def test_a_long_reason_is_said_once(pretend: Any) -> None:
+    """Else the same sentence, a dozen times, hides what was not covered."""
+    problem = f"CUDA is not in this build: {'install ' * 20}it."
+    status, lines = pretend({"one": GOOD, "two": GOOD}, {"problem": problem})
+    assert status == 2
+    assert lines[-3:-1] == [
+        f"NOT COVERED: one ({problem})",
+        "NOT COVERED: two (CUDA is not in this build: see above)",
+    ]
+
+
+TRACE = ["Traceback (most recent call last):", '  File "a.py", line 3, in <module>', "    raise it: now"]
+
+
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [
+        (["AssertionError: assert 1 == 2", " +  where 1 = f()"], "AssertionError: assert 1 == 2"),
+        ([f"AssertionError: {TRACE[0]}", *TRACE[1:], "a.b.PeerLostError: Rank 1 ended", "", "assert 1 == 0"],
+         "a.b.PeerLostError: Rank 1 ended"),
+        (["AssertionError: a warning", *TRACE, "[rank0]: ValueError: it: is", "assert x: y"],
+         "[rank0]: ValueError: it: is"),
+        (["AssertionError: a warning", *TRACE, "KeyError: 1", "During it:", *TRACE, "OSError: 2", "assert 1"],
+         "OSError: 2"),
+        (["AssertionError: a warning", *TRACE], "AssertionError: a warning"),
+        (["", " "], "no message"),
+    ],
+)  # fmt: skip
+def test_of_a_process_that_failed_its_error_is_shown(gpu_check: Any, said: list[str], right: str) -> None:
+    assert gpu_check._main_line("\n".join(said)) == right
+
+
 # A machine on which every check hangs.
 HANGING = """
 import os, sys, time
