@@ -161,6 +161,40 @@ def test_what_earlier_ranks_said_is_not_heard(monkeypatch: pytest.MonkeyPatch) -
     assert heard == [False, False]
 
 
+def test_ranks_of_a_program_that_has_joined_itself_are_asked_for_their_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over the store of the program's own group, and before any group of ours."""
+    library = Library(initialised=True)
+    installed(library, monkeypatch)
+    heard: list[tuple[object, list[str]]] = []
+
+    def check(words: Any) -> None:
+        heard.append((words, list(library.said)))
+
+    torch_group.Membership(TWO, 1.0, "nccl", torch.device("cpu"), check).close()
+    assert heard == [(library, [])]
+
+
+@pytest.mark.parametrize(
+    ("why", "kind", "words"),
+    [
+        (REMOTE, PeerLostError, "ended while rank 0 waited in split"),
+        ("unhandled system error", CollectiveError, "split failed on rank 0: unhandled system error"),
+    ],
+)
+def test_a_split_that_fails_ends_the_whole(
+    why: str, kind: type[CollectiveError], words: str, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that have made their part would wait in it for this one."""
+    world = connected(library, Identity(0, 4, 0, 1))
+    monkeypatch.setattr(library, "new_group", lambda *_, **__: (_ for _ in ()).throw(RuntimeError(why)))
+    ended(library, lambda: world.split([[0, 1], [2, 3]]), kind, words)
+    assert library.said[-1] == "abort all" and library.keys == {"shardrun-lost-0-world": b"0"}
+    with pytest.raises(CollectiveError, match="cannot be used any more"):
+        world.barrier()
+
+
 def test_others_are_told_of_a_lost_rank(library: Library) -> None:
     """Only ranks that were connected to a lost one notice; one that waits for these learns it from them."""
     world = connected(library, THREE)
