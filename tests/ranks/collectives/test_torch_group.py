@@ -495,7 +495,8 @@ def test_the_only_visible_gpu_is_taken_whatever_the_local_rank(
 ) -> None:
     import torch.distributed as dist
 
-    given = {"is_available": lambda: True, "device_count": lambda: count, "set_device": lambda _: None}
+    current: list[Any] = []  # what libraries take that are told no device
+    given = {"is_available": lambda: True, "device_count": lambda: count, "set_device": current.append}
     for name, found in given.items():
         monkeypatch.setattr(torch.cuda, name, found)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
@@ -503,6 +504,18 @@ def test_the_only_visible_gpu_is_taken_whatever_the_local_rank(
     monkeypatch.setattr(torch_device, "DeviceCommunicator", lambda *given: given[-1])
     second = Identity(6, 8, 1, 4)  # of the four ranks of a host
     assert torch_device.connect_device(second, 1.0, "nccl", "cuda") == torch.device("cuda", index)
+    assert current == [torch.device("cuda", index)]
+
+
+def test_on_a_gpu_this_ranks_own_work_is_waited_for_first(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", lambda: "an event")
+    for device, begun in ((torch.device("cuda", 1), "an event"), (torch.device("cpu"), None)):
+        membership = torch_group.Membership(TWO, 1.0, "nccl", device)
+        world = torch_device.DeviceCommunicator(membership, 1.0, "nccl", device)
+        assert world._begun == begun
+        world.close()
 
 
 def test_no_place_in_the_source_of_gloo_is_told() -> None:
