@@ -141,6 +141,17 @@ def test_a_forgotten_group_is_left_whoever_collects_it(
     assert library.said == ["init nccl", "destroy all"]
 
 
+def test_gpus_without_nvidias_driver_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch calls those of other makers CUDA's, too; two ranks may have the first of their host."""
+    import torch.distributed as dist
+
+    words = dist.HashStore()
+    words.set("1", " 0")
+    monkeypatch.setattr(torch_device.devices, "visible", lambda: 0)
+    torch_device._demand_own_gpu(TWO, 0, 30.0, words)
+    assert words.get("0") == b" 0"
+
+
 def test_what_earlier_ranks_said_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun's store outlives a restart, after which ranks may have other GPUs."""
     import torch.distributed as dist
