@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -449,6 +450,49 @@ def test_a_device_is_told_from_others_by_its_uuid(monkeypatch: pytest.MonkeyPatc
         places.append(memory.place)
     assert places[0] == places[1] != places[2]
     assert all(len(place) == PLACE and any(place) for place in places)
+
+
+def test_a_memorys_stream_is_waited_for_and_made_torchs_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, said = device_memory(monkeypatch), []
+    memory.stream = SimpleNamespace(cuda_stream=77, synchronize=lambda: said.append("waited"))
+    memory._torch.cuda.stream = lambda stream: said.append(stream) or nullcontext()
+    memory.settle()
+    with memory.active():
+        pass
+    assert said == ["waited", memory.stream]
+
+
+def test_all_that_a_run_does_is_done_on_the_memorys_stream(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's current one in it: what it copies, and NCCL, which follows it."""
+    within, outside = [], []
+
+    @contextmanager
+    def active(self: Device) -> Iterator[None]:
+        within.append(self)
+        yield
+        within.pop()
+
+    def noted(name: str) -> None:
+        real = getattr(CpuTensors, name)
+
+        def call(*given: Any, **more: Any) -> Any:
+            outside.extend([] if within else [name])
+            return real(*given, **more)
+
+        monkeypatch.setattr(Device, name, call, raising=False)
+
+    monkeypatch.setattr(Device, "active", active, raising=False)
+
+    def work(loaded: Any) -> None:
+        for name in ("load", "fetch", "fetch_into", "allocate", "copy"):
+            noted(name)
+        for feed in rows(3, 3, 3):
+            loaded.run(feed)
+
+    one_rank([two_collectives()], tmp_path, work)
+    assert not outside and len(runs.take()) == 9
 
 
 def test_all_models_of_a_process_compute_on_one_stream_of_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
