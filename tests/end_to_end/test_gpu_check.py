@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -347,14 +348,17 @@ def hang(tmp_path: Path, found: str, ignored: Sequence[signal.Signals]) -> subpr
         ["sh", "-c", f'{traps} exec "$@"', "sh", ROOT / "scripts" / "gpu_check.sh", python],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         text=True,
     )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_an_ended_check_leaves_nothing_behind(number: signal.Signals, hanging: Any) -> None:
-    """A scheduler whose time is up, a terminal that is closed, Ctrl-C."""
-    status, lines, errors = hanging().ended(number)
+    """A scheduler whose time is up, a terminal that is closed, Ctrl-C. What was known was said before."""
+    made = hanging()
+    assert select.select([made.process.stdout], [], [], 20)[0], "nothing was said while a check ran"
+    status, lines, errors = made.ended(number)
     assert status == 2 and not errors  # nothing was checked
     assert "NOT COVERED: the driver: GPUs, their identity, memory (interrupted)" in lines
     assert re.fullmatch(r"0 passed, 0 failed, \d+ not covered", lines[-1])
