@@ -299,6 +299,31 @@ def test_groups_connect_when_they_are_made(bound: bool, monkeypatch: pytest.Monk
     assert library.devices == [None if bound else torch.device("cpu")] * 3
 
 
+def test_torch_gives_up_later_than_we_do(library: Library) -> None:
+    """It would end the process. Gloo raises an error, in which ours has its cause."""
+    connected(library, Identity(0, 4, 0, 1), 5.0).split([[0, 1], [2, 3]])
+    assert len(library.patience) == 3 and min(library.patience) > 5 + 30
+    torch_group.TorchGroups(library, "gloo", 5.0).part([0, 1], mine=False)
+    assert library.patience[3:] == [5.0]
+
+
+def test_a_forked_child_ends_no_group(library: Library) -> None:
+    """Its groups are its parent's, which goes on."""
+    world = connected(library, TWO)
+    child = os.fork()
+    if child == 0:
+        status = 2
+        try:
+            world.close()
+            gc.collect()
+            status = int(library.said != ["init nccl"])
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    world.close()
+    assert library.said == ["init nccl", "destroy all"]
+
+
 def test_leaving_in_order_leaves_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library(size=4, initialised=True)
     installed(library, monkeypatch)
@@ -401,6 +426,8 @@ def test_errors_are_left_to_us_and_the_environment_as_it_was(
     ("text", "kind"),
     [
         (REMOTE, PeerLostError),
+        (REMOTE.partition("\n")[0], PeerLostError),
+        ("NCCL communicator was aborted: remote process exiting prematurely", PeerLostError),
         ("ncclRemoteError: A call failed possibly due to a network error", PeerLostError),
         ("Connection reset by peer", PeerLostError),
         ("Timed out waiting", CollectiveTimeoutError),
