@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -37,7 +38,7 @@ FOUND = {
     "words": "driver for CUDA 13.0; onnxruntime 9",
     "problem": "",
 }
-FOUND |= {"torch": "", "pytest": True}
+FOUND |= {"torch": "", "tests": ""}
 # Takes the command line of a check and does what PRETEND says of it, by a word that stands in it.
 PRETENDER = """#!{python}
 import json, os, signal, sys, time
@@ -252,6 +253,38 @@ def test_what_a_program_left_out_is_not_covered(gpu_check: Any, capsys: pytest.C
     ]
 
 
+def test_a_long_reason_is_said_once(pretend: Any) -> None:
+    """Else the same sentence, a dozen times, hides what was not covered."""
+    problem = f"CUDA is not in this build: {'install ' * 20}it."
+    status, lines = pretend({"one": GOOD, "two": GOOD}, {"problem": problem})
+    assert status == 2
+    assert lines[-3:-1] == [
+        f"NOT COVERED: one ({problem})",
+        "NOT COVERED: two (CUDA is not in this build: see above)",
+    ]
+
+
+TRACE = ["Traceback (most recent call last):", '  File "a.py", line 3, in <module>', "    raise it: now"]
+
+
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [
+        (["AssertionError: assert 1 == 2", " +  where 1 = f()"], "AssertionError: assert 1 == 2"),
+        ([f"AssertionError: {TRACE[0]}", *TRACE[1:], "a.b.PeerLostError: Rank 1 ended", "", "assert 1 == 0"],
+         "a.b.PeerLostError: Rank 1 ended"),
+        (["AssertionError: a warning", *TRACE, "[rank0]: ValueError: it: is", "assert x: y"],
+         "[rank0]: ValueError: it: is"),
+        (["AssertionError: a warning", *TRACE, "KeyError: 1", "During it:", *TRACE, "OSError: 2", "assert 1"],
+         "OSError: 2"),
+        (["AssertionError: a warning", *TRACE], "AssertionError: a warning"),
+        (["", " "], "no message"),
+    ],
+)  # fmt: skip
+def test_of_a_process_that_failed_its_error_is_shown(gpu_check: Any, said: list[str], right: str) -> None:
+    assert gpu_check._main_line("\n".join(said)) == right
+
+
 # A machine on which every check hangs.
 HANGING = """
 import os, sys, time
@@ -315,14 +348,18 @@ def hang(tmp_path: Path, found: str, ignored: Sequence[signal.Signals]) -> subpr
         ["sh", "-c", f'{traps} exec "$@"', "sh", ROOT / "scripts" / "gpu_check.sh", python],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         text=True,
     )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_an_ended_check_leaves_nothing_behind(number: signal.Signals, hanging: Any) -> None:
-    """A scheduler whose time is up, a terminal that is closed, Ctrl-C."""
-    status, lines, errors = hanging().ended(number)
+    """A scheduler whose time is up, a terminal that is closed, Ctrl-C. What was known was said before."""
+    made = hanging()
+    said = bool(select.select([made.process.stdout], [], [], 20)[0])
+    status, lines, errors = made.ended(number)
+    assert said, "nothing was said while a check ran"
     assert status == 2 and not errors  # nothing was checked
     assert "NOT COVERED: the driver: GPUs, their identity, memory (interrupted)" in lines
     assert re.fullmatch(r"0 passed, 0 failed, \d+ not covered", lines[-1])
@@ -360,7 +397,7 @@ def test_a_signal_that_is_to_be_ignored_ends_nothing(hanging: Any) -> None:
     [
         ({"problem": "CUDA device 0 cannot be used: no cublas."}, "CUDA device 0 cannot be used: no cublas."),
         ({"torch": "torch is not installed"}, "torch is not installed"),
-        ({"pytest": False}, "pytest is not installed"),
+        ({"tests": "pytest is not installed"}, "pytest is not installed"),
     ],
 )
 def test_what_is_missing_is_said(pretend: Any, found: dict[str, Any], why: str) -> None:
@@ -597,6 +634,89 @@ def test_the_real_checks_below_onnx_runtime() -> None:
     )
 
 
+# As if nothing were installed but these, and what they import.
+LITTLE = {"numpy", "onnxruntime", "torch", "torchgen", "functorch", "typing_extensions", "filelock", "sympy"}
+LITTLE |= {"mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "google", "flatbuffers", "packaging"}
+OTHER_MACHINE = """
+import sys
+
+def little(torch):
+    from tests.ranks import host_torch
+    host_torch.replace(torch)
+
+def on_the_cpu(onnxruntime):
+    onnxruntime.get_available_providers = lambda: ["CPUExecutionProvider"]
+
+def on_the_host(cuda_driver):
+    cuda_driver.Driver.dlpack_device = 1
+
+CHANGED = {{"torch": little, "onnxruntime": on_the_cpu, "ranks.devices.cuda_driver": on_the_host}}
+
+class Finder:
+    def __init__(self, finder):
+        self._finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self._finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        spec = None if name in {hidden!r} else self._finder.find_spec(name, path, target)
+        if spec is not None and name in CHANGED:
+            load = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: (load(module), CHANGED[name](module))
+        return spec
+
+sys.meta_path[:] = [Finder(finder) for finder in sys.meta_path]
+"""
+
+
+@pytest.fixture
+def little(tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine with torch for CUDA and an ONNX Runtime without it; the device is the
+    stand-in, and NCCL is Gloo."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    packages = Path(ort.__file__).resolve().parents[1]
+    hidden = {path.name.partition(".")[0] for path in packages.iterdir()} - LITTLE
+    (tmp_path / "sitecustomize.py").write_text(OTHER_MACHINE.format(hidden=hidden))
+    return stand_in.environment(PYTHONPATH=str(tmp_path))
+
+
+def test_a_machine_with_a_device_and_little_else(little: dict[str, str]) -> None:
+    ended = run_door(sys.executable, env=little)
+    lines = ended.stdout.splitlines()
+    passed = [line.partition(" s  ")[2] for line in lines if line.strip().startswith("passed")]
+    assert (ended.returncode, ended.stderr) == (3, ""), ended.stdout
+    assert passed == [
+        "the driver: GPUs, their identity, memory",
+        "values on the GPU as torch tensors",
+        "NCCL with one rank: joining, every type, aborting, closing",
+        "memory that two processes map",
+        "values at an address (DLPack)",
+        "host collectives on the GPU's values, two processes",
+    ]
+    assert lines[0].endswith("(CUDA 13.0)") and lines[1].endswith(", A Card")
+    lacking = "values of bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz"
+    assert f"NOT COVERED: {passed[1]} ({lacking} (ml_dtypes is not installed))" in lines
+    why = "CUDAExecutionProvider is not in this build of ONNX Runtime "
+    about = "NOT COVERED: a plain model: right, and every node of it on CUDA ("
+    assert any(line.startswith(about + why) for line in lines)
+
+
+def test_what_the_tests_need_is_named(little: dict[str, str]) -> None:
+    """Without it each would be reported as dead."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.bare", "probe"],
+        env=little | {"PYTHONPATH": os.pathsep.join([str(ROOT), little["PYTHONPATH"]])},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    found = json.loads(ended.stdout.splitlines()[-1])["tests"]
+    assert found == "pytest, hypothesis, onnx, onnx_ir, ml_dtypes are not installed"
+
+
 def test_wrong_answers_fail(gpu_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime's CUDA provider over the stand-in, whose kernels do nothing: its answers are wrong."""
     for name, value in stand_in.environment().items():
@@ -727,14 +847,32 @@ def test_the_processes_of_the_tests_for_gpus(tmp_path: Path) -> None:
     assert left.told["caught"] and left.told["left"] < several.LEAVING
 
 
+@pytest.mark.usefixtures("over_stand_in")
+def test_graphs_that_compute_nothing_are_not_called_right(tmp_path: Path) -> None:
+    """Those of the stand-in, which leave what was there, while what is captured with it is right."""
+    from tests.gpu import test_several as several
+
+    folder = several.make(tmp_path)
+    settings = {"SHARDRUN_CUDA_GRAPHS": "1", "LD_PRELOAD": stand_in.counter()}
+    ended = several.job(folder, "graphs", ["0", "0"], "shm", ("-c", OVER_TENSORS), settings=settings)
+    for one in ended:
+        assert one.status == 0 and set(one.told["captured"]) == {"1"}, one.errors
+        for found in one.told["found"][:2]:
+            near.assert_near(np.array(found, np.float32), several.right(folder))
+    with pytest.raises(AssertionError):
+        several.assert_captured(ended, folder)
+
+
 def test_the_ranks_in_threads_of_the_tests_for_gpus() -> None:
     program = """
 import pathlib, sys
 from tests.ranks.stand_in_program import RIGHT, X, rank_models, use_tensors
 use_tensors()
 from tests.gpu.test_cuda import assert_near, run_on_one_gpu
-for by_rank in run_on_one_gpu(rank_models(pathlib.Path(sys.argv[1])), [{"x": X}] * 3):
-    assert_near(by_rank, [[RIGHT], [RIGHT]])
+feeds = [X, X, X[:0], X[:0], X]
+found = run_on_one_gpu(rank_models(pathlib.Path(sys.argv[1])), [{"x": feed} for feed in feeds])
+for feed, by_rank in zip(feeds, found, strict=True):
+    assert_near(by_rank, [[RIGHT[: len(feed)]]] * 2)
 print("right")
 """
     with tempfile.TemporaryDirectory() as folder:

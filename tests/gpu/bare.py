@@ -21,6 +21,8 @@ with contextlib.suppress(ImportError):  # `probe` says so
 
 DEVICE = 0
 ROWS, COLUMNS = 64, 1000
+FOR_TESTS = ("pytest", "hypothesis", "onnx", "onnx_ir", "ml_dtypes")
+"""What the tests of this folder import besides."""
 
 
 def probe() -> None:
@@ -61,7 +63,9 @@ def probe() -> None:
     if torch is not None and not without:
         names = [f"{name}, {torch.cuda.get_device_name(index)}" for index, name in enumerate(names)]
     found = {"gpus": driver.devices, "names": names, "words": words, "problem": problem, "torch": without}
-    print(json.dumps({**found, "pytest": importlib.util.find_spec("pytest") is not None}))
+    lacking = [name for name in FOR_TESTS if importlib.util.find_spec(name) is None]
+    why = f"{', '.join(lacking)} {'are' if lacking[1:] else 'is'} not installed" if lacking else ""
+    print(json.dumps({**found, "tests": why}))
 
 
 def _torch() -> tuple[Any, str]:
@@ -115,10 +119,32 @@ def memory() -> None:
             assert place.address(copy) and place.shape(copy) == (2, 3, 4)
             checked.append(str(dtype))
         assert place.address(place.allocate((0, 2), 1))
+        ours = place.allocate((2, 3), 1)
+        place.load(ours, np.arange(6, dtype=np.float32).reshape(2, 3))
+        for shape, address in (([2, 3], ours.data_ptr()), ([0, 3], 0)):  # as ONNX Runtime gives its own
+            taken = place.adopt(_Value(shape, address))
+            assert taken.is_cuda and tuple(taken.shape) == tuple(shape) and taken.dtype == torch.float32
+            assert not address or (taken.data_ptr() == address and torch.equal(taken, ours))
         assert place.stream.cuda_stream and torch.cuda.current_stream() == place.stream
     if left:
         print(f"not covered: values of {', '.join(left)} (ml_dtypes is not installed)")
     print(f"types {', '.join(checked)}")
+
+
+class _Value:
+    """What `CudaMemory.adopt` asks of a value of ONNX Runtime's: float32 at an address."""
+
+    def __init__(self, shape: list[int], address: int) -> None:
+        self._shape, self._address = shape, address
+
+    def shape(self) -> list[int]:
+        return self._shape
+
+    def data_type(self) -> str:
+        return "tensor(float)"
+
+    def data_ptr(self) -> int:
+        return self._address
 
 
 def ipc() -> None:

@@ -39,14 +39,29 @@ def sliced(folder: Path) -> Any:
         _, loaded = target.load(folder / "two", identify(), "gpu", options=executor.LoadOptions(RECORD))
     except ShardrunError as error:
         return {"error": str(error)}
-    for _ in range(3):
-        (y,) = loaded.run({"x": x})
+    for scale in (3, 2, 1):  # what is left of a run before is not right
+        (y,) = loaded.run({"x": x * np.float32(scale)})
     sessions = [one for one in loaded._program._sessions if one is not None]  # type: ignore[union-attr]
     assert_products_on_cuda(sessions)
     told = [session.get_provider_options()["CUDAExecutionProvider"]["device_id"] for session in sessions]
     names = {device: communicator.name for device, (_, _, communicator) in group.GROUPS.joined.items()}
     group.leave()
     return {"y": y.tolist(), "devices": told, "collectives": names}
+
+
+SCALES = (1, 1, 2, 3, 1)
+"""What `graphs` multiplies its feed by, run by run: the first finds shapes, the second is captured."""
+
+
+def graphs(folder: Path) -> Any:
+    """A rank whose work is captured as CUDA graphs, with other values in later runs."""
+    x = np.load(folder / "x.npy")
+    _, loaded = target.load(folder / "two", identify(), "gpu")
+    found = [loaded.run({"x": x * np.float32(scale)})[0].tolist() for scale in SCALES]
+    sessions = [one for one in loaded._program._sessions if one is not None]  # type: ignore[union-attr]
+    told = [one.get_provider_options()["CUDAExecutionProvider"]["enable_cuda_graph"] for one in sessions]
+    group.leave()
+    return {"found": found, "captured": told}
 
 
 def killed(folder: Path) -> Any:

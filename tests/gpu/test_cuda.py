@@ -103,8 +103,8 @@ from ranks.run.placement import Placement
 folder, feed, output = sys.argv[1:]
 loaded = executor.load(folder, placement=Placement(("CUDAExecutionProvider",)))
 x = np.load(feed)
-for _ in range(4):
-    (y,) = loaded.run({"x": x})
+for scale in (4, 3, 2, 1):  # what is left of a run before is not right
+    (y,) = loaded.run({"x": x * np.float32(scale)})
 np.save(output, y)
 print(*(communicator.name for _, _, communicator in group.GROUPS.joined.values()))
 group.leave()

@@ -8,7 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import pytest
 
 from sharding import slice_model
 from tests.gpu.near import assert_near
+from tests.gpu.several_program import SCALES
 from tests.ranks import worlds
 from tests.ranks.rank_models import model, node, value
 
@@ -90,13 +91,14 @@ def job(
     collectives: str = "",
     program: Sequence[str] = ("-m", "tests.gpu.several_program"),
     start: Callable[[list[str], dict[str, str]], Any] = started,
+    settings: Mapping[str, str] | None = None,
 ) -> list[Ended]:
     """Two ranks of several_program.py, each with its own CUDA_VISIBLE_DEVICES where those are given.
 
-    ``start``: takes what follows `python`, and the environment.
+    ``start``: takes what follows `python`, and the environment; ``settings``: more of that.
     """
     base = {**os.environ, "SHARDRUN_JOB": secrets.token_hex(16), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    base |= {"SHARDRUN_TIMEOUT": "30", "SHARDRUN_COLLECTIVES": collectives}
+    base |= {"SHARDRUN_TIMEOUT": "30", "SHARDRUN_COLLECTIVES": collectives, **(settings or {})}
     ranks = []
     for rank in range(2):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -140,6 +142,20 @@ def test_one_gpu_for_two(folder: Path) -> None:
     for one in job(folder, "sliced", visible_gpus(1) * 2):
         assert one.status == 0, one.errors
         assert one.told["error"].startswith("Ranks 0 and 1 both use the GPU GPU-")
+
+
+def assert_captured(ended: list[Ended], folder: Path) -> None:
+    for one in ended:
+        assert one.status == 0, one.errors
+        assert set(one.told["captured"]) == {"1"}, "ONNX Runtime captures nothing"
+        for scale, found in zip(SCALES, one.told["found"], strict=True):
+            assert_near(np.array(found, np.float32), scale * right(folder))
+
+
+def test_graphs(folder: Path) -> None:
+    """What is replayed reads the values of its own run."""
+    settings = {"SHARDRUN_CUDA_GRAPHS": "1"}
+    assert_captured(job(folder, "graphs", visible_gpus(1) * 2, "shm", settings=settings), folder)
 
 
 def test_nccl() -> None:

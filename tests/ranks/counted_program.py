@@ -19,8 +19,9 @@ from ranks.run import executor
 from ranks.run.placement import Placement
 from ranks.sessions import arena
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
+from tests.ranks.host_torch import STREAM
 from tests.ranks.rank_models import model, node, save, value
-from tests.ranks.stand_in_program import CUDA, RIGHT, STREAM, W, X, near, rank_models, use_tensors
+from tests.ranks.stand_in_program import CUDA, RIGHT, W, X, near, rank_models, use_tensors
 
 KINDS = [
     *("wait for stream", "wait for device", "allocate", "copy of 24"),

@@ -26,14 +26,20 @@ CONFIG = SessionConfig(threads=1, entries={"session.disable_prepacking": "1"})
 
 def library() -> str:
     """The compiled driver; skips the test where there is no C compiler."""
+    return compiled(SOURCE)
+
+
+def compiled(source: Path) -> str:
+    """A library of a C file, made once per machine; skips the test where there is no C compiler."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
-        pytest.skip("no C compiler (cc) to compile the fake CUDA driver")
-    name = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    target = cache_folder() / f"fake_cuda_{name}.so"
+        pytest.skip(f"no C compiler (cc) to compile {source.name}")
+    name = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    target = cache_folder() / f"{source.stem}_{name}.so"
     if not target.exists():
         part = target.with_name(f"{target.name}.{os.getpid()}")
-        subprocess.run([compiler, "-O1", "-fPIC", "-shared", "-o", part, SOURCE], check=True, timeout=60)
+        command = [compiler, "-w", "-O1", "-fPIC", "-shared", "-o", part, source]
+        subprocess.run(command, check=True, timeout=60)
         part.replace(target)
     return str(target)
 

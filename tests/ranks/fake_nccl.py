@@ -55,6 +55,7 @@ class Library:
         self.said: list[str] = []
         self.settings: list[dict[str, str]] = []
         self.devices: list[Any] = []  # that new groups are connected for
+        self.patience: list[float] = []  # seconds after which groups give up
         self.stuck = False  # operations do not end
         self.error = ""  # what the library finds wrong with the connection while an operation waits
         self.free = threading.Event()  # the device does nothing for a group any more
@@ -86,6 +87,7 @@ class Library:
 
     def init_process_group(self, backend: str, **options: Any) -> None:
         self.said.append(f"init {backend}")
+        self.patience.append(options["timeout"].total_seconds())
         self._note()
         self._initialised = True
 
@@ -94,6 +96,7 @@ class Library:
     ) -> Any:
         self._groups += 1
         self.devices.append(device_id)
+        self.patience.append(timeout.total_seconds())
         self.said.append(f"new {backend}{'' if ranks is None else ranks}")
         self._note()
         return Group(f"group{self._groups}", self._ended)

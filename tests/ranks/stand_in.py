@@ -82,6 +82,12 @@ def run(program: str, *arguments: str, timeout: float = 120, **more: str) -> sub
     return copies().run(["-c", program, *arguments], environment(**more), ROOT, timeout)
 
 
+def counter() -> str:
+    """A library for LD_PRELOAD that counts calls of the CUDA runtime, and whose graphs can be captured."""
+    folder()  # skips where nothing stands in
+    return fake_cuda.compiled(SOURCE.with_name("count_cuda.c"))
+
+
 def _wanted(nm: str) -> dict[str, dict[str, str]]:
     """By library, the functions that the providers ask it for, each with its version or ""."""
     found: dict[str, dict[str, str]] = {}

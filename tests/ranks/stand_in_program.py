@@ -7,10 +7,9 @@ tensors in host memory, where the stand-in's device memory is, too.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -36,46 +35,13 @@ from ranks.weights.device import cuda_ipc
 from sharding.importers import torch_import
 from tests.gpu.assigned import RECORD, nodes_of
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
+from tests.ranks.host_torch import Torch
 from tests.ranks.rank_models import model, node, save, value
 
 GENERATOR = np.random.default_rng(5)
 X = GENERATOR.standard_normal((3, 16)).astype(np.float32)
 W = [GENERATOR.standard_normal((16, 16)).astype(np.float32) for _ in range(4)]
 CUDA = ("CUDAExecutionProvider", "CPUExecutionProvider")
-STREAM = 123456
-
-
-class Torch:
-    """torch, whose CUDA devices are host memory, as the stand-in's are."""
-
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
-        stream = types.SimpleNamespace(cuda_stream=STREAM, synchronize=lambda: None)
-        self.cuda = types.SimpleNamespace(
-            is_available=lambda: True,
-            device_count=lambda: 1,
-            set_device=lambda given: None,
-            Stream=lambda *given: stream,
-            stream=lambda given: contextlib.nullcontext(),
-            current_stream=lambda *given: stream,
-            synchronize=lambda *given: None,
-            get_device_properties=lambda given: types.SimpleNamespace(uuid="stand-in", total_memory=16 << 30),
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._torch, name)
-
-    def device(self, *given: Any) -> Any:
-        return self._torch.device("cpu")
-
-    def empty(self, shape: Any, *, pin_memory: bool = False, **given: Any) -> Any:
-        return self._torch.empty(shape, **given)
-
-    def as_tensor(self, given: Any, device: Any) -> Any:
-        told = given.__cuda_array_interface__
-        raw = (ctypes.c_ubyte * told["shape"][0]).from_address(told["data"][0])
-        raw.owner = given.owner  # type: ignore[attr-defined]
-        return self._torch.from_numpy(np.frombuffer(raw, np.uint8))
 
 
 def use_tensors() -> None:
@@ -97,7 +63,7 @@ def rank_models(folder: Path) -> list[Path]:
     ]
     return save(
         [
-            model(nodes, [value("x", [3, 16])], [value("y", [3, 16])], {"w1": W[rank], "w2": W[2]})
+            model(nodes, [value("x", ["n", 16])], [value("y", ["n", 16])], {"w1": W[rank], "w2": W[2]})
             for rank in range(2)
         ],
         folder,
@@ -310,9 +276,39 @@ def shared_in_bodies(folder: Path) -> Any:
     return shared(folder, bodies=True)
 
 
+def numbered(folder: Path) -> Any:
+    """What processes are told that attach to weights on GPU 0, but count it as 1, for each GPU that they are
+    to run on; and whether the owner goes on."""
+    path = folder / "numbered.onnx"
+    w = GENERATOR.standard_normal((16, 128)).astype(np.float32)
+    onnx.save(model([node("MatMul", ["x", "w"], ["y"])], [value("x", [3, 16])], ["y"], {"w": w}), path)
+    owner = ranks.share_weights(str(path), gpu())
+    told = []
+    for number in ("0", "1"):
+        command = [sys.executable, "-m", "tests.ranks.stand_in_program", "attached", str(path)]
+        other = subprocess.run(
+            [*command, str(owner.handle), number],
+            env={**os.environ, "FAKE_CUDA_FIRST": "-1"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert other.returncode == 0, other.stderr
+        answer = json.loads(other.stdout.splitlines()[-1])
+        told.append(answer if isinstance(answer, str) else near(answer[0], X @ w))
+    return [*told, near(owner.predict([X])[0].get_data_to_numpy(), X @ w)]
+
+
 def attached(path: Path) -> Any:
-    """A process that attaches to the owner's weights on the GPU."""
-    return _answer(lambda: ranks.attach(sys.argv[3], str(path), gpu()))[1:]
+    """A process that attaches to the owner's weights on the GPU, with the number of the GPU that it is to run
+    on where that is given: its answer and what was warned of, or why it may not."""
+    context = gpu()
+    context.gpu.device_id = int(sys.argv[4]) if sys.argv[4:] else 0
+    try:
+        return _answer(lambda: ranks.attach(sys.argv[3], str(path), context))[1:]
+    except ShardrunError as error:
+        return str(error)
 
 
 def gpu(provider: str = "") -> ranks.Context:

@@ -143,6 +143,17 @@ def test_a_forgotten_group_is_left_whoever_collects_it(
     assert library.said == ["init nccl", "destroy all"]
 
 
+def test_gpus_without_nvidias_driver_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch calls those of other makers CUDA's, too; two ranks may have the first of their host."""
+    import torch.distributed as dist
+
+    words = dist.HashStore()
+    words.set("1", " 0")
+    monkeypatch.setattr(torch_device.devices, "visible", lambda: 0)
+    torch_device._demand_own_gpu(TWO, 0, 30.0, words)
+    assert words.get("0") == b" 0"
+
+
 def test_what_earlier_ranks_said_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun's store outlives a restart, after which ranks may have other GPUs."""
     import torch.distributed as dist
@@ -161,6 +172,40 @@ def test_what_earlier_ranks_said_is_not_heard(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
         torch_group.Membership(TWO, 1.0, "nccl", torch.device("cpu"), check).close()
     assert heard == [False, False]
+
+
+def test_ranks_of_a_program_that_has_joined_itself_are_asked_for_their_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over the store of the program's own group, and before any group of ours."""
+    library = Library(initialised=True)
+    installed(library, monkeypatch)
+    heard: list[tuple[object, list[str]]] = []
+
+    def check(words: Any) -> None:
+        heard.append((words, list(library.said)))
+
+    torch_group.Membership(TWO, 1.0, "nccl", torch.device("cpu"), check).close()
+    assert heard == [(library, [])]
+
+
+@pytest.mark.parametrize(
+    ("why", "kind", "words"),
+    [
+        (REMOTE, PeerLostError, "ended while rank 0 waited in split"),
+        ("unhandled system error", CollectiveError, "split failed on rank 0: unhandled system error"),
+    ],
+)
+def test_a_split_that_fails_ends_the_whole(
+    why: str, kind: type[CollectiveError], words: str, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that have made their part would wait in it for this one."""
+    world = connected(library, Identity(0, 4, 0, 1))
+    monkeypatch.setattr(library, "new_group", lambda *_, **__: (_ for _ in ()).throw(RuntimeError(why)))
+    ended(library, lambda: world.split([[0, 1], [2, 3]]), kind, words)
+    assert library.said[-1] == "abort all" and library.keys == {"shardrun-lost-0-world": b"0"}
+    with pytest.raises(CollectiveError, match="cannot be used any more"):
+        world.barrier()
 
 
 def test_others_are_told_of_a_lost_rank(library: Library) -> None:
@@ -291,6 +336,31 @@ def test_groups_connect_when_they_are_made(bound: bool, monkeypatch: pytest.Monk
     assert library.devices == [None if bound else torch.device("cpu")] * 3
 
 
+def test_torch_gives_up_later_than_we_do(library: Library) -> None:
+    """It would end the process. Gloo raises an error, in which ours has its cause."""
+    connected(library, Identity(0, 4, 0, 1), 5.0).split([[0, 1], [2, 3]])
+    assert len(library.patience) == 3 and min(library.patience) > 5 + 30
+    torch_group.TorchGroups(library, "gloo", 5.0).part([0, 1], mine=False)
+    assert library.patience[3:] == [5.0]
+
+
+def test_a_forked_child_ends_no_group(library: Library) -> None:
+    """Its groups are its parent's, which goes on."""
+    world = connected(library, TWO)
+    child = os.fork()
+    if child == 0:
+        status = 2
+        try:
+            world.close()
+            gc.collect()
+            status = int(library.said != ["init nccl"])
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    world.close()
+    assert library.said == ["init nccl", "destroy all"]
+
+
 def test_leaving_in_order_leaves_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library(size=4, initialised=True)
     installed(library, monkeypatch)
@@ -393,6 +463,8 @@ def test_errors_are_left_to_us_and_the_environment_as_it_was(
     ("text", "kind"),
     [
         (REMOTE, PeerLostError),
+        (REMOTE.partition("\n")[0], PeerLostError),
+        ("NCCL communicator was aborted: remote process exiting prematurely", PeerLostError),
         ("ncclRemoteError: A call failed possibly due to a network error", PeerLostError),
         ("Connection reset by peer", PeerLostError),
         ("Timed out waiting", CollectiveTimeoutError),
@@ -498,7 +570,8 @@ def test_the_only_visible_gpu_is_taken_whatever_the_local_rank(
 ) -> None:
     import torch.distributed as dist
 
-    given = {"is_available": lambda: True, "device_count": lambda: count, "set_device": lambda _: None}
+    current: list[Any] = []  # what libraries take that are told no device
+    given = {"is_available": lambda: True, "device_count": lambda: count, "set_device": current.append}
     for name, found in given.items():
         monkeypatch.setattr(torch.cuda, name, found)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
@@ -506,6 +579,18 @@ def test_the_only_visible_gpu_is_taken_whatever_the_local_rank(
     monkeypatch.setattr(torch_device, "DeviceCommunicator", lambda *given: given[-1])
     second = Identity(6, 8, 1, 4)  # of the four ranks of a host
     assert torch_device.connect_device(second, 1.0, "nccl", "cuda") == torch.device("cuda", index)
+    assert current == [torch.device("cuda", index)]
+
+
+def test_on_a_gpu_this_ranks_own_work_is_waited_for_first(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", lambda: "an event")
+    for device, begun in ((torch.device("cuda", 1), "an event"), (torch.device("cpu"), None)):
+        membership = torch_group.Membership(TWO, 1.0, "nccl", device)
+        world = torch_device.DeviceCommunicator(membership, 1.0, "nccl", device)
+        assert world._begun == begun
+        world.close()
 
 
 def test_no_place_in_the_source_of_gloo_is_told() -> None:

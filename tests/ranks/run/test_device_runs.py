@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +20,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from ranks.collectives.base import Communicator  # noqa: E402
+from ranks.collectives.buffers import PLACE  # noqa: E402
 from ranks.collectives.single import SingleCommunicator  # noqa: E402
 from ranks.collectives.torch.staged import on_device  # noqa: E402
 from ranks.errors import ModelError, SettingError  # noqa: E402
 from ranks.run import assembly, executor, plans  # noqa: E402
-from ranks.sessions import arena  # noqa: E402
+from ranks.sessions import arena, cuda  # noqa: E402
 from ranks.sessions.cuda import CudaMemory, graphs_wanted  # noqa: E402
 from ranks.sessions.session import SessionConfig  # noqa: E402
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks  # noqa: E402
@@ -311,8 +313,6 @@ def test_a_session_is_captured_where_it_says_so(
 def test_who_asks_for_graphs_gets_them(
     told: str, setting: str, graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ranks.sessions import cuda
-
     monkeypatch.setenv("SHARDRUN_CUDA_GRAPHS", setting)
     monkeypatch.setattr(cuda, "CudaMemory", lambda number, *, graphs: (number, graphs))
     options = ({"device_id": "3", "enable_cuda_graph": told}, {})
@@ -381,7 +381,18 @@ def test_no_graph_where_weights_are_replaced(
     on_ranks(1, work)
 
 
-def test_each_rank_learns_how_many_share_its_device(runs: Runs, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("devices", "sharers"), [([7, 7, 7], [3, 3, 3]), ([7, 8, 7], [2, 1, 2])])
+def test_each_rank_learns_how_many_share_its_device(
+    devices: list[int], sharers: list[int], runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: dict[int, Device] = {}
+
+    def memory(world: FakeCommunicator, config: SessionConfig) -> Device:
+        made[world.rank] = Device()
+        made[world.rank].place = bytes([devices[world.rank]]) * PLACE
+        return made[world.rank]
+
+    monkeypatch.setattr(assembly, "memory_for", memory)
     models = [two_collectives() for _ in range(3)]
     for rank, item in enumerate(models):
         item.graph.initializer[0].raw_data = (W + rank).tobytes()  # equal ones would be warned of
@@ -391,7 +402,7 @@ def test_each_rank_learns_how_many_share_its_device(runs: Runs, tmp_path: Path) 
         executor.load(paths[world.rank], communicator=world, threads=1)
 
     on_ranks(3, work)
-    assert [memory.sharers for memory in runs.memories] == [3, 3, 3]
+    assert [made[rank].sharers for rank in range(3)] == sharers
 
 
 class Torch:
@@ -428,6 +439,81 @@ def test_what_cudas_provider_is_told(
     sharers: int, graphs: str, more: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert device_memory(monkeypatch, sharers, graphs).provider_options() == {**PLAIN, **more}
+
+
+def test_a_device_is_told_from_others_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number says nothing: each rank may see another GPU as number 0."""
+    places = []
+    for uuid in ("GPU-1", "GPU-1", "GPU-2"):
+        memory = device_memory(monkeypatch)
+        memory._torch.cuda.get_device_properties = lambda device, uuid=uuid: SimpleNamespace(uuid=uuid)
+        places.append(memory.place)
+    assert places[0] == places[1] != places[2]
+    assert all(len(place) == PLACE and any(place) for place in places)
+
+
+def test_a_memorys_stream_is_waited_for_and_made_torchs_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, said = device_memory(monkeypatch), []
+    memory.stream = SimpleNamespace(cuda_stream=77, synchronize=lambda: said.append("waited"))
+    memory._torch.cuda.stream = lambda stream: said.append(stream) or nullcontext()
+    memory.settle()
+    with memory.active():
+        pass
+    assert said == ["waited", memory.stream]
+
+
+def test_all_that_a_run_does_is_done_on_the_memorys_stream(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's current one in it: what it copies, and NCCL, which follows it."""
+    within, outside = [], []
+
+    @contextmanager
+    def active(self: Device) -> Iterator[None]:
+        within.append(self)
+        yield
+        within.pop()
+
+    def noted(name: str) -> None:
+        real = getattr(CpuTensors, name)
+
+        def call(*given: Any, **more: Any) -> Any:
+            outside.extend([] if within else [name])
+            return real(*given, **more)
+
+        monkeypatch.setattr(Device, name, call, raising=False)
+
+    monkeypatch.setattr(Device, "active", active, raising=False)
+
+    def work(loaded: Any) -> None:
+        for name in ("load", "fetch", "fetch_into", "allocate", "copy"):
+            noted(name)
+        for feed in rows(3, 3, 3):
+            loaded.run(feed)
+
+    one_rank([two_collectives()], tmp_path, work)
+    assert not outside and len(runs.take()) == 9
+
+
+def test_all_models_of_a_process_compute_on_one_stream_of_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on its default one, CUDA's null stream, which ONNX Runtime takes for none; one for each device."""
+    made: list[str] = []
+
+    class Stream:
+        def __init__(self, device: str) -> None:
+            made.append(device)
+
+    fake = SimpleNamespace(
+        cuda=SimpleNamespace(Stream=Stream), device=lambda kind, number: f"{kind}:{number}"
+    )
+    monkeypatch.setattr(cuda.torch_import, "load", lambda: fake)
+    cuda._stream.cache_clear()
+    try:
+        first, again, other = (cuda._stream(number) for number in (0, 0, 1))
+    finally:
+        cuda._stream.cache_clear()
+    assert isinstance(first, Stream) and first is again is not other
+    assert made == ["cuda:0", "cuda:1"]
 
 
 @pytest.mark.parametrize("text", ["yes", "2", "true"])

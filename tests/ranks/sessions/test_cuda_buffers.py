@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from tests.ranks.run.test_mesh import reference as mesh_reference
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-NAMES = {number: str(element_dtype(number)) for number, _ in ELEMENT_TYPES.values()}
+ORT_NAMES = {number: name for name, (number, _) in ELEMENT_TYPES.items()}
 
 
 class CpuTensors(CudaMemory):
@@ -186,6 +187,17 @@ def test_a_tensor_gives_back_what_it_was_given(element: int) -> None:
         into = np.empty(shape, dtype)
         memory.fetch_into(into, view)
         np.testing.assert_array_equal(into, array)
+
+
+@pytest.mark.parametrize("element", sorted(by_element()))
+@pytest.mark.parametrize("shape", [(0,), (2, 0, 3)], ids=str)
+def test_a_result_of_no_bytes_is_taken_over(element: int, shape: tuple[int, ...]) -> None:
+    """It may have no address, and torch makes no tensor of that."""
+    value: Any = SimpleNamespace(
+        shape=lambda: list(shape), data_type=lambda: f"tensor({ORT_NAMES[element]})", data_ptr=lambda: 0
+    )
+    found = CudaMemory.adopt(CpuTensors(), value)
+    assert (tuple(found.shape), found.dtype) == (shape, by_element()[element])
 
 
 def test_every_type_of_a_fixed_size_can_lie_on_a_gpu() -> None:

@@ -456,6 +456,19 @@ def test_weights_that_cannot_be_used_on_the_gpu_are_told_of(
         )
 
 
+def test_weights_on_another_gpu_than_the_process_is_to_run_on(tmp_path: Path) -> None:
+    """They are refused, whatever number the owner's GPU has in either process: else it would run on another
+    GPU than its script says."""
+    cache = str(tmp_path / "cache")
+    refused, *good = result(start("numbered", str(tmp_path), FAKE_CUDA_DEVICES="2", SHARDRUN_CACHE=cache))
+    assert re.fullmatch(
+        r".*the owner's weights are on GPU 1 as this process counts, but .*/numbered\.onnx is to run on "
+        r"GPU 0: give both the same device\.",
+        str(refused),
+    )
+    assert good == [True, True]
+
+
 def saved(folder: Path, weight: float) -> Path:
     path = folder / f"{weight}.onnx"
     weights = {"w": np.full((2, 2), weight, np.float32)}

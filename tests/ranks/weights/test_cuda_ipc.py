@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from ranks.cache import intact as whole_folder
 from ranks.devices import cuda_driver, dlpack
 from ranks.devices.cuda_driver import CudaError, Driver
 from ranks.errors import DeviceError, WeightsError
-from ranks.weights.device import copies, cuda_ipc, device_model
+from ranks.weights.device import copies, cuda_ipc, device_model, on_device
 from ranks.weights.device.device_model import DeviceWeights, export_device_weights, open_device_weights
 from tests.ranks.api_models import linear
 from tests.ranks.fake_cuda import CONFIG, FakeDriver, library
@@ -366,6 +367,23 @@ def test_a_gpu_with_another_number(path: Path, tmp_path: Path, monkeypatch: pyte
     assert (weights.device, found.device) == (0, 1)
     found.close()
     weights.close()
+
+
+def test_a_process_that_is_to_run_on_another_gpu(
+    foreign: tuple[FakeDriver, DeviceWeights, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused, and keeps nothing."""
+    driver, weights, folder = foreign
+    live, files = driver.live, len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(on_device, "driver", lambda: driver)
+    sent = weights.description, [os.dup(number) for number in weights.descriptors]
+    store = on_device.AttachedOnDevice(folder, {on_device.DEVICE: sent})
+    with pytest.raises(
+        WeightsError, match=r"on GPU 0 as this process counts, but m is to run on GPU 1: give"
+    ):
+        store.open(folder / "m.onnx", replace(CONFIG, device_id=1), "m")
+    assert driver.live == live
+    assert len(list(Path("/proc/self/fd").iterdir())) == files
 
 
 def damaged(**memory: object) -> Any:
