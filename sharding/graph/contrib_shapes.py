@@ -261,6 +261,9 @@ _INFER: dict[tuple[str, str], Callable[[_Node], Found]] = {
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): _normalized,
     ("", "SimplifiedLayerNormalization"): _rms,
     ("", "LayerNormalization"): _layer_normalized,
+    # Functions of the standard, whose nodes onnx's inference leaves open.
+    ("", "GroupNormalization"): _as_inputs([0]),
+    ("", "MeanVarianceNormalization"): _as_inputs([0]),
     (MICROSOFT, "EmbedLayerNormalization"): _embedding,
     (MICROSOFT, "FusedMatMul"): _fused_matmul,
     (MICROSOFT, "TransposeMatMul"): _fused_matmul,

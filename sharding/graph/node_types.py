@@ -92,6 +92,9 @@ def _asked(node: onnx.NodeProto, inputs: Sequence[Input | None], opset: int, ir_
             if item[2] is not None:
                 data[name] = onnx.numpy_helper.from_array(item[2], name)
     schema = onnx.defs.get_schema(node.op_type, opset, "")
+    function = schema.has_function  # type: ignore[attr-defined]  # onnx's stub lacks it
+    if function and not schema.has_type_and_shape_inference_function:
+        schema = onnx.defs.get_schema(node.op_type)  # GreaterOrEqual of opset 12 is inferred from 16 on
     imports = [onnx.helper.make_opsetid("", opset)]
     found = onnx.shape_inference.infer_node_outputs(schema, node, types, data, None, imports, ir_version)
     return [found.get(name) for name in node.output]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sharding.graph.values import in_turn
+from sharding.graph.values import in_turn, integer_of, shape_of
 from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import PARTIAL
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 ROUNDING_LEVEL = 4
 """The ``accuracy_level`` of MatMulNBits at which it rounds what it reads to 8 bits."""
+MOST_BITS = 8
+"""The most bits of a weight that MatMulNBits takes."""
 _ROUNDING = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"})
 _FUSED = frozenset({"MatMul", "Gemm"})
 
@@ -47,10 +49,21 @@ def _rounds(node: ir.Node) -> bool:
     if node.op_type == "MatMulNBits" and node.domain == MICROSOFT:
         level = node.attributes.get("accuracy_level")
         return level is not None and not level.is_ref() and level.as_int() == ROUNDING_LEVEL
-    # ONNX Runtime makes a MatMulNBits of that level of products with weights in blocks of few bits.
-    if node.op_type == "DequantizeLinear" and "block_size" in node.attributes and node.inputs:
-        weight, read = node.inputs[0], node.outputs[0].uses()
-        return (
-            weight is not None and weight.is_initializer() and any(use.node.op_type in _FUSED for use in read)
-        )
-    return False
+    return node.op_type == "DequantizeLinear" and _is_fused(node)
+
+
+def _is_fused(node: ir.Node) -> bool:
+    """Whether ONNX Runtime makes a MatMulNBits of that level of it and a product: weights of at most 8 bits
+    that are the right operand as they lie, with one scale for all, for each column, or for blocks."""
+    weight, scale = (*node.inputs, None, None)[:2]
+    if weight is None or scale is None or not weight.is_initializer() or len(weight.shape or ()) != 2:
+        return False
+    if weight.dtype is None or not weight.dtype.is_integer() or weight.dtype.bitwidth > MOST_BITS:
+        return False
+    scales = shape_of(scale)
+    axis = integer_of(node, "axis", 1)
+    alike = scales is None or all(length == 1 for length in scales) or axis in {1, -1}
+    return ("block_size" in node.attributes or alike) and any(
+        use.idx == 1 and use.node.op_type in _FUSED and not integer_of(use.node, "transB")
+        for use in node.outputs[0].uses()
+    )

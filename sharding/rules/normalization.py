@@ -79,7 +79,7 @@ def instance_normalization(node: NodeView) -> list[Option]:
 def group_normalization(node: NodeView) -> list[Option]:
     """The batch axis; or the channels where each rank gets whole groups."""
     groups = integer(node.attributes, "num_groups", 0)
-    if (rank_of(node) or 0) < 3 or groups < 1:
+    if (rank_of(node) or 0) < 2 or groups < 1:
         return []
     options = kept(node, (0,))
     for split in splits(node, node.shapes[0], (1,)):

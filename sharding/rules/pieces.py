@@ -84,10 +84,27 @@ def split(node: NodeView) -> list[Option]:
     options = others(node, axis)
     units = None if sizes is None or 0 in sizes else _units(node, sizes)
     if sizes is not None and units is not None:
-        outputs = [Split(axis, unit) for unit in units]
         emit = partial(_emit_split, node.version, axis, sizes)
-        options.append(option(node, {0: Split(axis, sum(units))}, outputs, emit))
+        for finer in _finer(node, sizes, units):
+            outputs = [Split(axis, unit * finer) for unit in units]
+            options.append(option(node, {0: Split(axis, sum(units) * finer)}, outputs, emit))
     return options + partial_option(node)
+
+
+def _finer(node: NodeView, sizes: Sequence[int], units: Sequence[int]) -> list[int]:
+    """Into how many blocks each unit may be cut: pieces of these lengths are held so elsewhere."""
+    asked = {
+        blocks // unit
+        for size, unit in zip(sizes, units, strict=True)
+        for blocks in node.blocks(size)
+        if blocks % unit == 0
+    }
+    return sorted(
+        count
+        for count in {1, *asked}
+        if sum(units) * count <= MAX_BLOCKS
+        and all(size % (node.world * unit * count) == 0 for size, unit in zip(sizes, units, strict=True))
+    )
 
 
 def _sizes(node: NodeView, length: object, axis: int) -> list[int] | None:

@@ -116,3 +116,33 @@ def test_int8_networks(exported: Path, name: str, form: str, ranks: int) -> None
         assert sums == 4 and sum(counts.values()) == sums + (5 if form == "dynamic" else 1)
     elif form == "qoperator":
         assert {kind for _, kind in counts} <= {"uint8", "int32"}
+
+
+@pytest.mark.parametrize(
+    ("opset", "between"),
+    [
+        (21, "n = GroupNormalization<num_groups = 12>(c, scale, bias)"),
+        (23, "n = GroupNormalization<num_groups = 4>(c, scale, bias)"),
+        (13, "n = MeanVarianceNormalization<axes = [0, 2, 3]>(c)"),
+        (13, "p = LessOrEqual(c, zero) q = Cast<to = 1>(p) n = Mul(q, q)"),
+    ],
+)
+@pytest.mark.parametrize("batch", ["2", "batch"])
+def test_what_follows_a_function_of_the_standard_is_split(
+    batch: str, opset: int, between: str, tmp_path: Path
+) -> None:
+    """onnx does not infer the shapes of nodes that it defines by others: exports of networks with group
+    normalization were split up to the first one."""
+    text = f"""<ir_version: 9, opset_import: ["" : {opset}, "com.microsoft" : 1]>
+    net (float[{batch}, 4, 6, 6] x) => (float[{batch}, 4, 6, 6] y) {{
+      c = com.microsoft.FusedConv<pads = [1, 1, 1, 1], activation = "Relu">(x, w1)
+      {between}
+      y = Conv<pads = [1, 1, 1, 1]>(n, w2)
+    }}"""
+    weights = {"w1": graphs.array(24, 4, 3, 3), "w2": graphs.array(4, 24, 3, 3)}
+    weights |= {"scale": graphs.array(24), "bias": graphs.array(24, seed=1)} if "scale" in between else {}
+    weights |= {"zero": np.zeros((), np.float32)} if "zero" in between else {}
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    manifest = sharding.slice_model(path, 2, tmp_path / "slices")
+    assert [item.op for item in manifest.collectives] == ["AllReduce"]
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(2, 4, 6, 6)})

@@ -16,6 +16,7 @@ from onnx import numpy_helper
 
 import sharding
 from sharding.demands.options import SliceOptions
+from tests.releases import INSTALLED
 from tests.sharding import graphs, lockstep
 from tests.sharding.planning.test_language_models import FORMS, Array, Builder, Feeds, feeds_of
 
@@ -99,3 +100,51 @@ def test_sums_of_integers_are_exact(tmp_path: Path) -> None:
     asked = sharding.plan_model(path, 2, options=SliceOptions(sums="whole"))
     assert "AllReduce" in plain.collective_counts()
     assert asked.collective_counts() == plain.collective_counts()
+
+
+LARGEST = {"INT4": 8, "UINT8": 256}
+FUSED = (1, 31)
+"""The ONNX Runtime that is known to fuse all these forms: earlier ones fuse fewer."""
+
+
+def _dequantized(kind: str, scales: str, product: str, path: Path) -> Path:
+    """Two products one after the other with weights of few bits, which QuantizeLinear's inverse widens."""
+    random, element = np.random.default_rng(0), getattr(onnx.TensorProto, kind)
+    low, high = (0, LARGEST[kind]) if kind.startswith("U") else (-LARGEST[kind], LARGEST[kind])
+    nodes, weights = [], []
+    for number, (rows, columns) in enumerate([(64, 192), (192, 64)]):
+        values = random.integers(low, high, (rows, columns))
+        weights.append(onnx.helper.make_tensor(f"w{number}", element, values.shape, values.flatten()))
+        lengths = {"all": (), "column": (columns,), "row": (rows,), "block": (rows // 32, columns)}[scales]
+        scale = np.asarray((random.random(lengths) + 1) / LARGEST[kind] / 8, np.float32)
+        weights.append(numpy_helper.from_array(scale, f"s{number}"))
+        attributes = {"all": {}, "column": {"axis": 1}, "row": {"axis": 0}}.get(
+            scales, {"axis": 0, "block_size": 32}
+        )
+        names = [f"w{number}", f"s{number}"]
+        nodes.append(onnx.helper.make_node("DequantizeLinear", names, [f"d{number}"], **attributes))
+        nodes.append(onnx.helper.make_node(product, [f"x{number}", f"d{number}"], [f"x{number + 1}"]))
+    of = onnx.helper.make_tensor_value_info
+    inputs, outputs = [of("x0", 1, ["batch", 64])], [of("x2", 1, ["batch", 64])]
+    graph = onnx.helper.make_graph(nodes, "dequantized", inputs, outputs, weights)
+    opsets = [onnx.helper.make_opsetid("", 21)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    return path
+
+
+@pytest.mark.parametrize("product", ["MatMul", "Gemm"])
+@pytest.mark.parametrize("scales", ["all", "column", "row", "block"])
+@pytest.mark.parametrize("kind", LARGEST)
+def test_sums_are_whole_where_weights_of_few_bits_are_fused(
+    kind: str, scales: str, product: str, tmp_path: Path
+) -> None:
+    """ONNX Runtime itself says which products round what they read: there `auto` adds up no parts."""
+    path = _dequantized(kind, scales, product, tmp_path / "model.onnx")
+    feeds = {"x0": graphs.array(5, 64)}
+    expected = lockstep.reference(path, feeds)["x2"]
+    rounded = np.abs(graphs.session(path, optimized=False).run(None, feeds)[0] - expected).max()
+    rounds = bool(rounded > 1e-4 * np.abs(expected).max())
+    fused = scales != "row"
+    assert rounds == fused if INSTALLED >= FUSED else rounds <= fused
+    manifest = sharding.slice_model(path, 2, tmp_path / "slices", options=SliceOptions(sums="auto"))
+    assert ("AllReduce" not in {item.op for item in manifest.collectives}) == fused

@@ -66,6 +66,7 @@ def _split() -> list[Case]:
     return [
         Case("Split", [f32(2, 72)], {"axis": 1}, 11, outputs=3),
         Case("Split", [f32(12, 72)], {"axis": -1}, 13, outputs=3, block_counts=BLOCKS),
+        Case("Split", [f32(2, 96)], {"axis": 1}, 13, outputs=2, block_counts={48: (2, 4)}),
         Case("Split", [f32(2, 72), vector(24, 48)], {"axis": 1}, 13, outputs=2),
         Case("Split", [f32(72, 2)], {"axis": 0, "split": [24, 24, 24]}, 9, outputs=3),
         Case("Split", [f32(2, 72)], {"axis": 1, "num_outputs": 3}, 18, outputs=3),

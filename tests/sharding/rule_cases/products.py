@@ -109,6 +109,7 @@ def _normalizations() -> list[Case]:
         Case("BatchNormalization", [f32(2, 24, 5), *channel], opset=7),
         Case("InstanceNormalization", [f32(12, 24, 5, 5), f32(24), f32(24)], block_counts=BLOCKS),
         Case("GroupNormalization", [f32(12, 24, 5), f32(24), f32(24)], {"num_groups": 12}, 21),
+        Case("GroupNormalization", [f32(12, 24), f32(24), f32(24)], {"num_groups": 12}, 21),
         Case(
             "GroupNormalization",
             [f32(12, 48, 5), f32(48), f32(48)],

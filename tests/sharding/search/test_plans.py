@@ -105,3 +105,26 @@ def test_small_weights_are_no_reason_for_a_collective(tmp_path: Path) -> None:
         weights,
     )
     assert counted_weights(sharding.plan_model(many, 2).source) == set(weights)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_gated_columns_that_are_joined_with_others(ranks: int, tmp_path: Path) -> None:
+    """A parallel block: 24 columns of attention stand beside 48 gated ones, so these are two blocks, and gate
+    and values are four."""
+    text = """block (float[batch, 24] x) => (float[batch, 24] y) {
+      sizes = Constant<value_ints = [24, 96]>()
+      p = MatMul(x, w1)
+      a, g = Split<axis = 1>(p, sizes)
+      halves = Constant<value_ints = [48, 48]>()
+      gate, up = Split<axis = 1>(g, halves)
+      s = Sigmoid(gate)
+      u = Mul(s, up)
+      t = Tanh(a)
+      j = Concat<axis = 1>(t, u)
+      y = MatMul(j, w2)
+    }"""
+    weights = {"w1": graphs.array(24, 120), "w2": graphs.array(72, 24)}
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    manifest = sharding.slice_model(path, ranks, tmp_path / "slices")
+    assert [item.op for item in manifest.collectives] == ["AllReduce"]
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, 24)})
