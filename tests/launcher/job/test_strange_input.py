@@ -143,7 +143,7 @@ def test_an_interrupt_while_the_command_is_read(
 ) -> None:
     """The modules of all commands are imported then."""
 
-    def interrupted(_: str) -> None:
+    def interrupted(_: str, **_given: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("launcher.cli.build_parser", interrupted)

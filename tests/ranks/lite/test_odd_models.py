@@ -96,8 +96,8 @@ def test_a_runner_of_such_a_model(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_runner_of_what_are_no_tensors(name: str, tmp_path: Path) -> None:
     """Lists and dicts go in and come back, from several threads; what they are is said of each."""
-    nodes, given, taken, value, _ = CASES[name]
-    path = str(_save(tmp_path / "m.onnx", nodes, given, taken))
+    text, value, _ = CASES[name]
+    path = str(_save(tmp_path / "m.onnx", text))
     want = session(path).run(None, {"x": value})[0]
     runner = runner_of(path)
     argument = Tensor(value) if name in {"sequence out", "zipmap"} else value
@@ -117,8 +117,8 @@ def test_a_runner_of_what_are_no_tensors(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_group_of_what_are_no_tensors(name: str, tmp_path: Path) -> None:
     """Sharing weights; a workspace is measured only where zeros can be fed."""
-    nodes, given, taken, value, _ = CASES[name]
-    path = str(_save(tmp_path / "m.onnx", nodes, given, taken))
+    text, value, _ = CASES[name]
+    path = str(_save(tmp_path / "m.onnx", text))
     want = session(path).run(None, {"x": value})[0]
     group, model = ModelGroup(ModelGroupFlag.SHARE_WEIGHT), Model()
     group.add_model([path, path])
@@ -126,6 +126,6 @@ def test_a_group_of_what_are_no_tensors(name: str, tmp_path: Path) -> None:
     check(model.predict([Tensor(value) if isinstance(value, np.ndarray) else value])[0], want)
     if not name.endswith("out") and name != "zipmap":
         measured = ModelGroup(ModelGroupFlag.SHARE_WORKSPACE)
-        measured.add_model([str(_save(tmp_path / "other.onnx", nodes, given, taken))])
+        measured.add_model([str(_save(tmp_path / "other.onnx", text))])
         with pytest.raises(ShardrunError, match=r"input .x. of .*other\.onnx takes no numbers, so no zeros"):
             measured.cal_max_size_of_workspace(ModelType.ONNX, Context())
