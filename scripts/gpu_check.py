@@ -24,14 +24,11 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parent.parent
 PASSED, FAILED, DIED, LATE, SKIPPED = "passed", "FAILED", "DIED", "TIMED OUT", "not covered"
 RIGHT, WRONG, IMPOSSIBLE, PARTLY = 0, 1, 2, 3
-NOTE = "not covered: "
-"""How a line begins that names a part of a check that was left out."""
+NOTE = "not covered: "  # how a line begins that names a part of a check that was left out
 _MOST_MINUTES = 1e6
 _SHOWN = 3  # lines of each failure
-_FAILED = re.compile(r"^\S+::(\S+) (?:FAILED|ERROR)\b", re.MULTILINE)
-"""How pytest names a test that has failed, as soon as it has."""
-_ERROR = re.compile(r"(?:\[rank\d+\]: )?[\w.]+: \S")
-"""How the line below a traceback begins that names the error."""
+_FAILED = re.compile(r"^\S+::(\S+) (?:FAILED|ERROR)\b", re.MULTILINE)  # as pytest says it at once
+_ERROR = re.compile(r"(?:\[rank\d+\]: )?[\w.]+: \S")  # below a traceback, the line that names the error
 _LONG = 100  # characters of a reason: a longer one is said once
 
 
@@ -54,12 +51,9 @@ class Found:
     gpus: int
     names: tuple[str, ...]
     words: str
-    problem: str = ""
-    """Why ONNX Runtime cannot use the first GPU; "": it can."""
-    torch: str = ""
-    """Why torch cannot."""
-    tests: str = ""
-    """Why the tests in tests/gpu cannot be run."""
+    problem: str = ""  # why ONNX Runtime cannot use the first GPU; "": it can
+    torch: str = ""  # why torch cannot
+    tests: str = ""  # why the tests in tests/gpu cannot be run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,9 +222,7 @@ def missing(check: Check, found: Found, bare: bool = False) -> str:
         return ""
     if bare:
         return "--bare: only what is below ONNX Runtime"
-    if found.problem:
-        return found.problem
-    return found.tests
+    return found.problem or found.tests
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,9 +260,8 @@ def execute(command: Sequence[str], seconds: float) -> Ended:
             return Ended(127, str(error), 0.0)
         status: int | None = None
         try:
-            status = process.wait(max(seconds, 0.1))
-        except subprocess.TimeoutExpired:
-            pass
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(max(seconds, 0.1))
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -293,8 +284,7 @@ def run(check: Check, left: float) -> Result:
     """Runs one check in at most ``left`` seconds."""
     seconds = min(check.seconds, left)
     if check.bare:
-        ended = execute([sys.executable, "-m", "tests.gpu.bare", check.bare], seconds)
-        return _of_program(check, ended)
+        return _of_program(check, execute([sys.executable, "-m", "tests.gpu.bare", check.bare], seconds))
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", *check.tests, "-v", "-p", "no:cacheprovider"]
