@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from launcher.commands.options import Late, joined
+from launcher.commands import COMMANDS
+from launcher.commands.parsing import Late, joined
 from launcher.common.exits import (
     EXIT_HUNG_UP,
     EXIT_INTERRUPTED,
@@ -23,26 +23,11 @@ from launcher.common.exits import (
     report,
 )
 from launcher.common.signals import ENDING
-from ranks.common import settings
 from ranks.common.leaving import end, leave
 from sharding.common.text import did_you_mean, one_line, printable, without_long_words
 
-COMMANDS = (
-    "demo",
-    "slice",
-    "run",
-    "submit",
-    "generate",
-    "serve",
-    "inspect",
-    "convert",
-    "scripts",
-    "table",
-    "exec",
-    "eval",
-    "cache",
-    "doctor",
-)
+if TYPE_CHECKING:
+    import logging
 
 EPILOG = """\
 examples:
@@ -85,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, *, whole: bool) -> int:
     """``whole``: the process is the command's own."""
+    from ranks.common import settings
+
     with ENDING.handled():
         try:
             settings.check()
@@ -121,17 +108,19 @@ def build_parser(command: str = "", *, bare: bool = False) -> argparse.ArgumentP
     _add_common(parser, top=True)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name in (command,) if command in COMMANDS else COMMANDS:
+        if bare:
+            subparsers.add_parser(name, help=COMMANDS[name], add_help=False)
+            continue
         module = importlib.import_module(f"launcher.commands.{name}")
         sub = subparsers.add_parser(
             name,
-            help=module.HELP,
+            help=COMMANDS[name],
             description=module.DESCRIPTION,
             epilog=module.EPILOG,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         _add_common(sub, top=False)
-        if not bare:
-            module.configure(sub)
+        module.configure(sub)
         sub.set_defaults(module=module, parser=sub)
     return parser
 
@@ -223,6 +212,8 @@ class _Version(argparse.Action):
 
 
 def _configure_logging(verbose: int, debug: bool) -> None:
+    import logging
+
     level = logging.DEBUG if debug or verbose > 1 else logging.INFO if verbose else logging.WARNING
     names = "%(name)s: " if level == logging.DEBUG else ""
     handler = logging.StreamHandler()
@@ -233,6 +224,7 @@ def _configure_logging(verbose: int, debug: bool) -> None:
 
 def _printable(layout: str) -> logging.Formatter:
     """A formatter whose lines hold nothing that a terminal would take for a command."""
+    import logging
 
     class Printable(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from launcher.job.cache_contents import Item
 
-HELP = "list or clear what is kept between runs"
 DESCRIPTION = """\
 Lists and clears the cache: sliced models (slices), models converted to ONNX (converted), rank models that
 `--stage` copied (staged), hashes of model files (hashes), optimised models with packed weights, which several

@@ -16,7 +16,6 @@ from sharding.common.text import one_line, parse_whole
 if TYPE_CHECKING:
     from launcher.tasks.conversion import Converted
 
-HELP = "turn a MindIR model, a network with a checkpoint, or an exported program into ONNX"
 DESCRIPTION = """\
 Writes an ONNX file; many weights go to a file beside it, OUTPUT.onnx.data. MODEL is a MindIR model (version 1
 or 3), a program of torch.export (.pt2), or an ONNX file that gets other weights, names or operators. With

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-HELP = "write a small model to try things with"
 DESCRIPTION = """\
 Writes a text encoder of BERT's architecture (17 MB) and inputs for it into a folder. Its weights are drawn
 from a fixed seed: what it answers means nothing, but it is cut and runs as a trained one of its size does."""

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from launcher.checkup.base import Finding
     from launcher.job.start_arguments import StartArguments
 
-HELP = "look whether this machine can do the work"
 DESCRIPTION = """\
 Looks at Python, ONNX Runtime, MPI, torch, GPUs, cores, memory, limits, network, Slurm and the cache, and says
 of each what it found and what to do. With --rank-table it also looks at the table's hosts: ssh, clocks,

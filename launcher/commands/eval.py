@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from launcher.commands.options import ABSENT, PLANNED, Late, add_groups, add_option, whole
+from launcher.commands.options import ABSENT, PLANNED, add_groups, add_option, whole
+from launcher.commands.parsing import Late
 from launcher.errors import ConfigError
 from launcher.job.options import ENCRYPTED, RANKS, SLICING, TYPES
 from sharding.common.text import parse_whole
 
-HELP = "measure a model's accuracy or error on labelled data"
 DESCRIPTION = """\
 Runs a model over labelled data, batch by batch, and prints metrics of its predictions. The data are an .npz
 file, a folder of .npz files (parts of the data), or a folder of .npy files (one an array); they are read as

@@ -14,7 +14,6 @@ from ranks.common.settings import CHOSEN, TARGET, THREADS, TIMEOUT
 from ranks.errors import IdentityError, ShardrunError
 from ranks.identity.identity import identify
 
-HELP = "run a Python script written for mindspore_lite"
 DESCRIPTION = """\
 Runs a Python script whose `import mindspore_lite` resolves to shardrun: in this process or, with --ranks, on
 several ranks. Arguments after the script are the script's own, and its exit code is the command's."""

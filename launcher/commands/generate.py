@@ -14,7 +14,6 @@ ANSWERS = {
     "resume": "leave out the prompts that are answered in --output already, and add the rest",
     "keep_going": "say what is wrong with a prompt, and go on with the next",
 }
-HELP = "continue texts with a language model on several ranks"
 DESCRIPTION = """\
 Continues prompts with a language model, and prints the text as it comes. A model is a folder as ONNX Runtime
 GenAI's builder, optimum or transformers make it (model, tokenizer.json, genai_config.json or config.json),

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from sharding.common.encryption import Key
     from sharding.slices.state import Tensor
 
-HELP = "show a model, a plan or a slice folder"
 DESCRIPTION = """\
 Shows what a model holds: inputs, outputs, weights, operators. Of a slice folder, or with --ranks, the plan:
 per layer what each rank holds and where ranks talk; -v adds every weight's placement. Of rank models made

@@ -8,7 +8,6 @@ from pathlib import Path
 from launcher.commands.options import add_groups
 from launcher.job.options import DATA, ENCRYPTED, FILES, RANKS, SLICING, TYPES
 
-HELP = "run a model, or its slices, on several ranks"
 DESCRIPTION = """\
 Runs a model on several ranks and prints a table of its outputs. A model file is sliced first, into
 a cache, so that a second run starts at once. Started by mpirun, srun or a script (or with --launcher

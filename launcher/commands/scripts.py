@@ -16,7 +16,6 @@ from launcher.job.options import DATA, ENCRYPTED, OF_STARTING, RANKS, SLICING, T
 
 _NOT_HERE = set(OF_STARTING) - {"hosts", "hostfile", "env"}
 """What a process that starts the ranks follows, and scripts cannot."""
-HELP = "write one shell script per rank"
 DESCRIPTION = """\
 Writes one runnable shell script per rank, which sets the rank's environment and starts it, and run_all.sh,
 which starts those of one host, waits for them, and ends the others when one fails. A model file is sliced

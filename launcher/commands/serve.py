@@ -11,7 +11,6 @@ from launcher.commands.options import ABSENT, add_described, add_groups, whole
 from launcher.errors import ConfigError
 from launcher.job.options import ENCRYPTED, RANKS, SLICING, TYPES
 
-HELP = "serve models over HTTP and gRPC: the Open Inference Protocol and OpenAI's"
 DESCRIPTION = """\
 Starts the ranks of one or several models and answers requests: of every model by the Open Inference Protocol
 (KServe v2) under /v2/ and, with --grpc-port, over gRPC; of language models by OpenAI's under /v1/, too.

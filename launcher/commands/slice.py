@@ -18,7 +18,6 @@ from sharding.common.bounds import MAX_RANKS
 if TYPE_CHECKING:
     from sharding.planning.plan import Plan
 
-HELP = "slice a model into one shard per rank"
 DESCRIPTION = """\
 Slices an ONNX model into one rank model per rank and prints the plan: which weights are split, which
 collectives join the ranks, and what stays whole."""

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.commands.options import ABSENT, Late, add_described, add_groups
+from launcher.commands.options import ABSENT, add_described, add_groups
+from launcher.commands.parsing import Late
 from launcher.errors import ConfigError
 from launcher.job.options import (
     DATA,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from launcher.job.job import Job
     from launcher.submission.base import Submission, System
 
-HELP = "hand a job to Slurm, PBS or Kubernetes and follow it"
 DESCRIPTION = """\
 Writes a job for a job system, hands it in, shows what its ranks print, and ends with the job's exit code.
 Ctrl-C cancels the job. The ranks run as `shardrun run` with the same options would; those of the job system

@@ -14,7 +14,6 @@ from sharding.common.text import counted, one_line
 if TYPE_CHECKING:
     from launcher.job.rank_table import RankTable
 
-HELP = "make, merge or check rank tables"
 DESCRIPTION = """\
 Makes, merges and checks rank tables: which rank runs on which device of which host. The format is HCCL's
 version 1.0, or 1.2 with super pods (JSON, all values as strings), or the same in YAML with plain integers."""

@@ -15,7 +15,6 @@ import sys
 
 from launcher.common.signals import ENDING, HungUp, Terminated
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError, VerifyError
-from ranks.common import settings
 from ranks.errors import is_usage
 from sharding.common.storage import is_place
 from sharding.common.text import one_line, printable, without_long_words
@@ -37,6 +36,8 @@ def report(error: BaseException, where: str = "") -> int:
     if isinstance(error, HungUp) or hung_up:
         return _say("hung up: its terminal or session was closed", EXIT_HUNG_UP)
     if isinstance(error, Terminated) or signal.SIGTERM in ENDING.came:
+        from ranks.common import settings
+
         return EXIT_TERMINATED if settings.RUN_ALL.text() else _say("terminated", EXIT_TERMINATED)
     if isinstance(error, KeyboardInterrupt) or ENDING.came:
         return _say("interrupted", EXIT_INTERRUPTED)

@@ -14,12 +14,11 @@ from sharding.common.ranges import in_ranges, parse_ranges
 from sharding.common.storage import why_unwritable
 from sharding.common.text import counted, shortened
 
-_SECRET = re.compile(
-    r"KEY|SECRET|(?<!(?:NEW|MAX)[_-])TOKEN|PASS|PWD$|CREDENTIAL|AUTH|PRIVATE|COOKIE|SIGNATURE|SESSION|DSN"
-    r"|CONNECTION_STRING|JWT|BEARER|WEBHOOK|[_-]PAT$",
-    re.IGNORECASE,
+_SECRET = (
+    r"(?i)KEY|SECRET|(?<!(?:NEW|MAX)[_-])TOKEN|PASS|PWD$|CREDENTIAL|AUTH|PRIVATE|COOKIE|SIGNATURE|SESSION|DSN"
+    r"|CONNECTION_STRING|JWT|BEARER|WEBHOOK|[_-]PAT$"
 )
-_USER_IN_ADDRESS = re.compile(r"(://)[^\s?#]{1,1000}@")
+_USER_IN_ADDRESS = r"(://)[^\s?#]{1,1000}@"
 """A password may hold whatever it likes, also @ and /."""
 
 
@@ -87,8 +86,8 @@ def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     address."""
     shown = {}
     for name in sorted(environ):
-        secret = name == JOB.name or _SECRET.search(name)
-        shown[name] = "(left out)" if secret else _USER_IN_ADDRESS.sub(r"\1...@", environ[name])
+        secret = name == JOB.name or re.search(_SECRET, name)
+        shown[name] = "(left out)" if secret else re.sub(_USER_IN_ADDRESS, r"\1...@", environ[name])
     return shown
 
 
@@ -99,13 +98,13 @@ def words_without_secrets(words: Iterable[str]) -> list[str]:
     for word in words:
         is_flag = word.startswith("-")
         shown.append("(left out)" if named and not is_flag else _word(word))
-        named = is_flag and "=" not in word and _SECRET.search(word) is not None
+        named = is_flag and "=" not in word and re.search(_SECRET, word) is not None
     return shown
 
 
 def _word(word: str) -> str:
     # A value may hold further ones, and end in some.
     for equals in re.finditer("=", word):
-        if _SECRET.search(word[: equals.start()]):
+        if re.search(_SECRET, word[: equals.start()]):
             return f"{word[: equals.end()]}(left out)"
-    return _USER_IN_ADDRESS.sub(r"\1...@", word)
+    return re.sub(_USER_IN_ADDRESS, r"\1...@", word)

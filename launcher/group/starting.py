@@ -12,15 +12,10 @@ from typing import TYPE_CHECKING, TypedDict
 
 from launcher.errors import ConfigError
 from launcher.group.watch import Job
-from launcher.job.places.allocation import lone_pod
 from launcher.job.places.hosts import is_here, remote_hosts, unknown_host
-from launcher.job.places.placement import Places
-from launcher.job.rank_table import make_rank_table
 from launcher.job.start_arguments import Start, StartArguments, check_count, rank_environment
 from launcher.starters import base
 from ranks.common import settings
-from ranks.identity.binding import apart
-from ranks.identity.told import NOTHING, Told
 from ranks.talk.frame import Kind
 
 if TYPE_CHECKING:
@@ -28,9 +23,11 @@ if TYPE_CHECKING:
 
     from launcher.common.logs import Logs
     from launcher.group.control import Peer
+    from launcher.job.places.placement import Places
     from launcher.job.rank_table import RankTable
     from launcher.starters.staging.copies import Copy
     from ranks.common.progress import Progress
+    from ranks.identity.told import Told
     from ranks.talk.wire import Message
 
 log = logging.getLogger(__name__)
@@ -143,6 +140,9 @@ def _told(table: RankTable | None, copies: Mapping[int, Copy]) -> list[Told]:
     """What each rank is told of its place; nothing where there is nothing to tell."""
     if table is None:
         return []
+    from ranks.identity.binding import apart
+    from ranks.identity.told import NOTHING, Told
+
     alone: dict[int, bool] = {}
     for there in table.hosts.values():
         cores = apart([device.cores for device in there])
@@ -181,6 +181,8 @@ def _on_hosts(how: Start, size: int) -> Start:
     if how.rank_table is not None:
         return how
     if places is None:
+        from launcher.job.places.allocation import lone_pod
+
         if how.placement.nodes is None and how.launcher != "local" and (pod := lone_pod()):
             log.warning(
                 "this is pod %s of an indexed Job of Kubernetes, which says nothing of its others: ranks "
@@ -192,6 +194,8 @@ def _on_hosts(how: Start, size: int) -> Start:
     if how.launcher == "local" and places.tasks is not None:
         _say_not_used(places)
         return how
+    from launcher.job.rank_table import make_rank_table
+
     table = make_rank_table(places.spread(size))
     places.say_unused(size)
     if places.tasks is None and (host := unknown_host(table)):

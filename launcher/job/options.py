@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from launcher.common.logs import Logs, parse_ranks
 from launcher.common.restarts import EXPECTED as RESTARTS
@@ -15,7 +15,7 @@ from launcher.common.restarts import NEVER, parsed_restart
 from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError
 from launcher.job.option_table import Option, changed, described, table
-from launcher.job.places.host_list import Host, parse_hosts
+from launcher.job.places.host_list import parse_hosts
 from launcher.job.places.kinds import LinkOrFile, Patterns, Variables
 from launcher.job.places.link import parse_link
 from launcher.job.places.placement import (
@@ -43,14 +43,15 @@ from launcher.job.values import (
     parse_state,
 )
 from ranks.common.settings import BIND, COLLECTIVES
-from ranks.common.targets import TARGETS
-from ranks.precision.request import MODES, modes_in_words
+from ranks.common.targets import MODES, TARGETS, modes_in_words
 from sharding.common.bounds import MAX_LENGTH, MAX_MICRO_BATCHES, MAX_RANKS, MAX_THREADS
 from sharding.common.encryption import MODES as CIPHERS
-from sharding.common.nearby import hint, shown
-from sharding.demands.options import STRATEGIES, SUMS
-from sharding.slices.mesh import Mesh
-from sharding.slices.topology import Link
+from sharding.demands.choices import STRATEGIES, SUMS
+
+if TYPE_CHECKING:
+    from launcher.job.places.host_list import Host
+    from sharding.slices.mesh import Mesh
+    from sharding.slices.topology import Link
 
 RANKS, TYPES, SLICING = "ranks", "target and types", "slicing"
 ENCRYPTED, DATA, FILES = "encrypted models", "data", "many files"
@@ -346,6 +347,8 @@ class Options:
 
     def check_file(self, option: Option, before: str = "") -> None:
         """Raises `ConfigError` unless the file that an option names, if it does, is there."""
+        from sharding.common.nearby import hint, shown
+
         path = getattr(self, option.name)
         if path is not None and not path.is_file():
             state = "not a file" if path.exists() else f"no such file{hint(path)}"

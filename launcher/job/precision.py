@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
-from ranks.precision.request import MODES, Asked
+from ranks.common.targets import MODES
 
 if TYPE_CHECKING:
     from launcher.job.job import Job
+    from ranks.precision.request import Asked
 
 _MOST = 100_000  # bytes: a plan goes to the ranks as one argument, of which Linux takes 128 kB
 _TYPE = re.compile(r"(?:data_?type\s*:\s*)?(float16|float32)", re.IGNORECASE)
@@ -40,6 +41,8 @@ def parse_plan(texts: Iterable[str]) -> dict[str, str]:
 
 def asked(job: Job) -> Asked | None:
     """What a job asks for; None where it leaves the model as it is."""
+    from ranks.precision.request import Asked
+
     return Asked(job.precision_mode or "", tuple(job.execution_plan.items())) or None
 
 

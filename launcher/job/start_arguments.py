@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +14,8 @@ from launcher.common.logs import Logs
 from launcher.common.restarts import NEVER, parse_restart
 from launcher.errors import ConfigError, RankTableError
 from launcher.inspection.model_kinds import check_whole
-from launcher.job.option_table import changed
 from launcher.job.places.hosts import remote_hosts
-from launcher.job.places.placement import Placement, Places
+from launcher.job.places.placement import Placement
 from launcher.job.ports import check_port, free_port
 from ranks.common import settings
 from ranks.common.settings import COLLECTIVES, SECONDS
@@ -27,6 +26,7 @@ from sharding.common.text import counted, did_you_mean
 
 if TYPE_CHECKING:
     from launcher.inspection.reference import ModelReference
+    from launcher.job.places.placement import Places
     from launcher.job.rank_table import RankTable
     from ranks.common.progress import Progress
     from ranks.precision.request import Asked
@@ -113,7 +113,8 @@ class Start:
                 hint = did_you_mean(name, known)
                 raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
         given = {name: value for name, value in named.items() if value is not None}
-        return changed(cls(options=options), given)
+        make: Callable[..., Start] = cls  # each value is checked where it is used
+        return make(**{"options": options, **given})
 
     def check_target(self) -> None:
         """Raises `ConfigError` for a target that does not exist, and for collectives of another one."""

@@ -7,14 +7,16 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from launcher.errors import ConfigError
 from ranks.common.settings import SECONDS, parse_seconds
 from sharding.common.bounds import LONGEST_TIMEOUT, MAX_LENGTH
 from sharding.common.text import parse_size, parse_whole, shortened
 from sharding.errors import SliceError
-from sharding.slices.mesh import Mesh, parse_mesh
+
+if TYPE_CHECKING:
+    from sharding.slices.mesh import Mesh
 
 MAX_TEXT = 4096
 Value_co = TypeVar("Value_co", covariant=True)
@@ -355,6 +357,8 @@ def parse_bytes(text: str) -> int:
 
 def parse_mesh_text(text: str) -> Mesh:
     """A mesh from text such as ``data=2,tensor=4``; raises `ConfigError`."""
+    from sharding.slices.mesh import parse_mesh
+
     try:
         return parse_mesh(text)
     except SliceError as error:

@@ -14,14 +14,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NoReturn
 
-from launcher.common.lines import StreamName
 from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError, LaunchError
-from launcher.job.places.hosts import remote_hosts, unknown_host
 from launcher.job.places.placement import Placement
 from sharding.common.registry import Registry
 
 if TYPE_CHECKING:
+    from launcher.common.lines import StreamName
     from launcher.job.rank_table import RankTable
 
 log = logging.getLogger(__name__)
@@ -197,6 +196,8 @@ def choose(
 ) -> Launcher:
     """The launcher of that name; ``auto`` takes ``local`` on one host, and for several, or where MPI is to
     carry the collectives, ``slurm`` in its allocations, ``mpirun`` where there is one, or ``ssh``."""
+    from launcher.job.places.hosts import remote_hosts, unknown_host
+
     placement = placement or Placement()
     if host := unknown_host(table):
         log.warning(

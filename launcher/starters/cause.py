@@ -33,10 +33,10 @@ ITSELF = "it says so itself"
 SILENT = "nothing comes from its host any more, which is down, or the network to it is cut"
 _SHOWN = 8
 _ABORTED = '"abort"'  # mpirun's word for a rank, or its MPI, that ended the job
-_ABORTER = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) calling")
-_LOST_HOST = re.compile(r"Remote daemon *: \S+ on node (\S+)|Connection to (\S+) closed by remote host")
+_ABORTER = r"process rank (\d+) with PID \d+ on node (\S+) calling"
+_LOST_HOST = r"Remote daemon *: \S+ on node (\S+)|Connection to (\S+) closed by remote host"
 _LOST_DAEMON = "daemon failed to report back"
-_INSIDE = re.compile("(PMIX|PRTE) ERROR")
+_INSIDE = "(PMIX|PRTE) ERROR"
 _UNFINISHED = 'exited without calling "finalize"'  # mpirun's, for a rank that ended well beside MPI
 _BY_ABORT = "it, or its MPI, ended the job (MPI_Abort)"
 _FEW_FILES = 256  # Open MPI needs some 30 for two ranks
@@ -119,7 +119,7 @@ def echoes(
 
 def aborter(tail: Sequence[str]) -> tuple[int, str] | None:
     """The rank, and its host, of which mpirun says that it or its MPI ended the job (MPI_Abort)."""
-    found = _ABORTER.search(" ".join(tail)) if any(_ABORTED in line for line in tail) else None
+    found = re.search(_ABORTER, " ".join(tail)) if any(_ABORTED in line for line in tail) else None
     return None if found is None else (int(found[1]), found[2])
 
 
@@ -246,7 +246,7 @@ def launcher_error(
         )
     if not started and (advice := files_advice(_FEW_FILES)):
         message += f" It may have too few descriptors for its pipes and sockets: {advice}."
-        if not far and any(_INSIDE.search(line) for line in tail):
+        if not far and any(re.search(_INSIDE, line) for line in tail):
             tail = ()  # places in Open MPI's source, which say less
     if tail:
         message += " It said:\n" + "\n".join(f"  {line}" for line in tail if line.strip("- "))
@@ -260,7 +260,7 @@ def _last(heard: Said | None, rank: int) -> Sequence[str]:
 def _lost_host(tail: Sequence[str], far: Sequence[str]) -> str | None:
     """The host that Open MPI lost its daemon on, as it says itself; None where it says nothing of it."""
     said = " ".join(tail)
-    if found := _LOST_HOST.search(said):
+    if found := re.search(_LOST_HOST, said):
         return found[1] or found[2]
     return far[0] if _LOST_DAEMON in said and len(far) == 1 else None
 

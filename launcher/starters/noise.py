@@ -13,7 +13,7 @@ _RULE = "-" * 74
 _LONGEST = 40
 """Lines of such a text."""
 _ITS_WORDS = ("MPI", "PRTE", "PMIx", "PMIX", "mpirun", "prterun")
-_ALONE = re.compile(
+_ALONE = (
     r"\s*\[[^\s\[\]:]+:\d+\]\s+(\*\*\*|PMIX ERROR|PRTE ERROR|Signal|Failing at|\[ ?\d+\]"
     r"|[\w./-]+\.[ch]:\d+)"  # Open MPI
     r"|Abort\(\d+\)( on node \d+)? \(rank \d+ in comm \d+\): "  # MPICH, Intel MPI
@@ -23,8 +23,8 @@ _ALONE = re.compile(
 )
 
 
-_LOST = re.compile(r"\s*\[[^\s\[\]:]+:\d+\]\s+\*\*\* An error occurred in Socket closed")
-_CALLED = re.compile(r"Abort\(\d+\)( on node \d+)? \(rank \d+ in comm \d+\): application called MPI_Abort")
+_LOST = r"\s*\[[^\s\[\]:]+:\d+\]\s+\*\*\* An error occurred in Socket closed"
+_CALLED = r"Abort\(\d+\)( on node \d+)? \(rank \d+ in comm \d+\): application called MPI_Abort"
 
 
 class Noise:
@@ -32,6 +32,9 @@ class Noise:
     ``called``: that the rank itself ended the job."""
 
     def __init__(self) -> None:
+        self._is_alone, self._is_lost, self._is_called = (
+            re.compile(pattern).match for pattern in (_ALONE, _LOST, _CALLED)
+        )
         self._held: list[str] = []
         self.lost = self.called = False
 
@@ -39,8 +42,8 @@ class Noise:
         """Lines that are now known to be the rank's own, or the library's (True): those given so far and
         not given back yet, in order."""
         text = line.rstrip("\r\n").strip("\0")
-        self.lost = self.lost or _LOST.match(text) is not None
-        self.called = self.called or _CALLED.match(text) is not None
+        self.lost = self.lost or self._is_lost(text) is not None
+        self.called = self.called or self._is_called(text) is not None
         if self._held:
             self._held.append(line)
             if text == _RULE:
@@ -49,7 +52,7 @@ class Noise:
         if text == _RULE:
             self._held.append(line)
             return []
-        return [(line, _ALONE.match(text) is not None or (not text and "\0" in line))]
+        return [(line, self._is_alone(text) is not None or (not text and "\0" in line))]
 
     def rest(self) -> list[tuple[str, bool]]:
         """Those that are still held, at the end of the stream."""

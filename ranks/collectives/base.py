@@ -17,8 +17,6 @@ from sharding.common.arrays import DType
 Buffer: TypeAlias = Any
 """A numpy array or a torch tensor: only the memory that made it, and its backend, know which."""
 Groups = tuple[tuple[int, ...], ...]
-ALIKE_SECONDS = 2.0
-"""Ranks that do not all fail alike within this time are out of step."""
 
 
 class Communicator(ABC):
@@ -135,8 +133,8 @@ class Communicator(ABC):
 
     def all_failed(self, why: str) -> bool:
         """For a rank that cannot go on with what all ranks do: whether all others come here as well within
-        `ALIKE_SECONDS`, so that they are still in step. Else this rank has left the group, and whoever waits
-        for it is told ``why``, as far as that is possible."""
+        `ranks.common.pulse.ALIKE_SECONDS`, so that they are still in step. Else this rank has left the group,
+        and whoever waits for it is told ``why``, as far as that is possible."""
         try:
             self.barrier()
         except CollectiveError:

@@ -9,9 +9,9 @@ from typing import ClassVar, NoReturn
 import numpy as np
 
 from ranks.collectives import arrays
-from ranks.collectives.base import ALIKE_SECONDS
 from ranks.collectives.whole import FORKED, WholeOrPart
 from ranks.common import forks
+from ranks.common.pulse import ALIKE_SECONDS
 from ranks.errors import CollectiveError
 from sharding.common.arrays import Array
 

@@ -23,6 +23,8 @@ MOVES = 0.05
 """Processors that the threads of a rank which computes take together at least, or would if they got them: a
 loop of sleeps takes less."""
 
+ALIKE_SECONDS = 2.0
+"""Ranks that do not all fail alike within this time are out of step."""
 STANDS_STILL = (
     "has stood still for {:g} s in the midst of its work: it computes nothing, and waits neither for another "
     "rank nor for a disk (--hang-timeout allows more time)."

@@ -184,15 +184,8 @@ def _checked(spec: TensorSpec, array: Array) -> Array:
         raise ShardrunError(
             f"Input {spec.name!r} must be a numpy array of {spec}, but is {type(array).__name__}."
         )
-    if array.dtype != spec.dtype and array.dtype.newbyteorder("=") == spec.dtype:
-        array = array.astype(spec.dtype)  # only the order of its bytes is another
-    if spec.dtype == OBJECT and (array.dtype == OBJECT or is_text(array.dtype)):
-        array = as_text(array, f"Input {spec.name!r}")
-    if array.dtype != spec.dtype:
-        raise ShardrunError(
-            f"Input {spec.name!r} must have dtype {spec.dtype}, but has {array.dtype}: convert it with "
-            f"array.astype({str(spec.dtype)!r})."
-        )
+    if array.dtype is not spec.dtype or spec.dtype is OBJECT:  # to compare types takes longer
+        array = _of_type(spec, array)
     shape = array.shape
     if spec.open_rank:
         return array if array.flags.c_contiguous else np.ascontiguousarray(array)
@@ -208,6 +201,20 @@ def _checked(spec: TensorSpec, array: Array) -> Array:
                 f"{list(shape)}."
             )
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _of_type(spec: TensorSpec, array: Array) -> Array:
+    """The array in the input's type. Raises `ShardrunError` for one of another type."""
+    if array.dtype != spec.dtype and array.dtype.newbyteorder("=") == spec.dtype:
+        array = array.astype(spec.dtype)  # only the order of its bytes is another
+    if spec.dtype == OBJECT and (array.dtype == OBJECT or is_text(array.dtype)):
+        array = as_text(array, f"Input {spec.name!r}")
+    if array.dtype != spec.dtype:
+        raise ShardrunError(
+            f"Input {spec.name!r} must have dtype {spec.dtype}, but has {array.dtype}: convert it with "
+            f"array.astype({str(spec.dtype)!r})."
+        )
+    return array
 
 
 def unlike(specs: Sequence[TensorSpec], shapes: Sequence[Sequence[int]]) -> str:

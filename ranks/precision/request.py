@@ -5,23 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from ranks.common.targets import TARGETS
-
 FLOAT16, FLOAT32 = "float16", "float32"
-CPU_GPU_MODES = ("enforce_fp32", "preferred_fp16")
-ASCEND_MODES = ("enforce_fp32", "preferred_fp32", "enforce_fp16", "enforce_origin", "preferred_optimal")
-MODES = dict(zip(TARGETS, (CPU_GPU_MODES, CPU_GPU_MODES, ASCEND_MODES), strict=True))
-"""Target -> its precision modes."""
-
-
-def modes_in_words() -> str:
-    """The modes, each list of them with its targets."""
-    targets: dict[tuple[str, ...], list[str]] = {}
-    for target, modes in MODES.items():
-        targets.setdefault(modes, []).append(target)
-    return "; ".join(
-        f"{', '.join(modes[:-1])} or {modes[-1]} ({', '.join(names)})" for modes, names in targets.items()
-    )
 
 
 @dataclass(frozen=True)

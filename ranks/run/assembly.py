@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from ranks.run.program import Program
 from ranks.run.steps.parts import Parts
 from ranks.sessions.bodies import cut_with_bodies
 from ranks.sessions.cut import Control, Cut
-from ranks.sessions.idle import of_sessions
+from ranks.sessions.idle import Idle, of_sessions
 from ranks.sessions.nodes import POINT_TO_POINT
 from ranks.sessions.segment import SegmentBuilder
 from ranks.sessions.session import SessionConfig, at, create
@@ -62,7 +61,7 @@ class Assembly:
     """All ranks, as a communicator of the memory's buffers."""
     model: onnx.ModelProto
     weights: VariableWeights | None
-    idle: AbstractContextManager[None]
+    idle: Idle | None
     """Gives buffers back where nobody runs the model."""
     stateful: Callable[[], Stateful] | None = None
     """Makes what runs the model step by step, where it has state."""

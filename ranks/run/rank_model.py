@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from ranks.run.steps.likeliest import Asked
     from ranks.run.steps.sequences import Sequences, Stateful
     from ranks.run.steps.whole_state import WholeState
+    from ranks.sessions.idle import Idle
     from ranks.state.session import Host, Session
     from ranks.weights.updated.group import Together
     from ranks.weights.updated.values import Given, Spec
@@ -63,8 +63,8 @@ class RankModel:
     """One rank's model, loaded."""
 
     kept: Sequence[locks.Pin] = ()
-    idle: AbstractContextManager[None] = contextlib.nullcontext()
-    """Is around each run, and gives buffers back where there is none (`ranks.sessions.idle`)."""
+    idle: Idle | None = None
+    """Hears of each run, and gives buffers back where there is none; None where none can be given back."""
     on_device: bool = False
     """Whether a device computes it, and not the processors of this process."""
 
@@ -85,6 +85,7 @@ class RankModel:
         self.path = path
         self.given = path  # or the file that it was made of, which errors name
         self.inputs = interface.inputs
+        self._names = [spec.name for spec in interface.inputs]
         self.outputs = interface.outputs
         self.optional_inputs = list(interface.optional)
         self._defaults = interface.defaults
@@ -115,23 +116,37 @@ class RankModel:
         return by_device(lambda: self._run(feeds)) if self.on_device else self._run(feeds)
 
     def _run(self, feeds: Mapping[str, Array]) -> list[Array]:
-        arrays = self._ordered(feeds)
-        session = self._session  # another thread may close the model meanwhile
+        # What runs for each prediction calls as little as it can: that is a part of a tiny model's time.
+        names, specs = self._names, self.inputs
+        if self.optional_inputs:
+            feeds = {**self._defaults, **feeds}
+            specs = self._fed(feeds)
+            names = [spec.name for spec in specs]
+        arrays = order_feeds(specs, feeds)
+        session, idle = self._session, self.idle  # another thread may close the model meanwhile
         if session is not None:
-            names = [spec.name for spec in self._fed(feeds)]
             given: dict[str, Array | ort.OrtValue] = dict(zip(names, arrays, strict=True))
             if self._weights is not None:
                 given.update(self._weights.snapshot().feeds)
+            if idle is not None:
+                idle.begin()
             try:
-                with self.idle:
-                    return list(session.run(None, given))
+                return list(session.run(None, given))
             except Exception as error:
                 raise ModelError(f"ONNX Runtime could not run {self.given}: {reason(error)}") from None
+            finally:
+                if idle is not None:
+                    idle.end()
         with self._lock:
             if self._program is None:
                 raise ShardrunError(f"The model {self.given} is closed.")
-            with self.idle:
+            if idle is not None:
+                idle.begin()
+            try:
                 return self._program.run(arrays)
+            finally:
+                if idle is not None:
+                    idle.end()
 
     @property
     def sequences(self) -> Sequences:
@@ -175,21 +190,14 @@ class RankModel:
         with self._lock:
             if self._session is None and self._program is None:
                 raise ShardrunError(f"The model {self.given} is closed.")
-            with self.idle:
+            with self.idle or contextlib.nullcontext():
                 fed = {**self._defaults, **feeds}
                 if self.on_device:
                     return by_device(lambda: sequences.step(number, fed, asked))
                 return sequences.step(number, fed, asked)
 
-    def _ordered(self, feeds: Mapping[str, Array]) -> list[Array]:
-        if self.optional_inputs:
-            feeds = {**self._defaults, **feeds}
-        return order_feeds(self._fed(feeds), feeds)
-
     def _fed(self, feeds: Mapping[str, Array]) -> list[TensorSpec]:
         """The inputs that ``feeds`` must hold: all but the optional ones that it lacks."""
-        if not self.optional_inputs:
-            return self.inputs
         return self.inputs + [spec for spec in self.optional_inputs if spec.name in feeds]
 
     @property
@@ -282,5 +290,5 @@ class RankModel:
         with self._lock:
             self._session = self._program = None
             self._sequences = self._stateful = None
-            self.idle = contextlib.nullcontext()
+            self.idle = None
         self.kept = ()

@@ -13,7 +13,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,44 +30,57 @@ IDLE_SECONDS = 0.5
 """How long nobody must have run a model until it gives back its buffers."""
 SHORT_SECONDS = 0.001
 """Runs that take less fill no buffers that would be worth it."""
+_clock = time.monotonic
 
 
 class Idle:
-    """A context manager around each run of a model. Once there was none for `IDLE_SECONDS` it calls
-    ``give_back``, in a thread that is there only from a run to that moment: a process at rest has none.
+    """Is told when each run of a model begins and ends; also a context manager. Once there was none for
+    `IDLE_SECONDS` it calls ``give_back``, in a thread that is there only from a run to that moment: a process
+    at rest has none.
+
+    Short runs take no lock, and a tiny model's take microseconds: what `begin` and `end` do in one step, no
+    other thread sees half done. With two runs at once, one may end with the beginning of the other, which
+    ends with this one's: the earlier beginning is found all the same.
     """
 
     def __init__(self, give_back: Callable[[], None]) -> None:
         self.give_back = give_back
         self._lock = threading.Lock()
-        self._running = 0
-        self._began = self._last = 0.0
+        self._began: list[float] = []
+        """When the runs began that have not ended."""
+        self._last = 0.0
         self._watch = _Watch()
         forks.in_child(self, Idle._renew)
         # Also at the interpreter's end, which must not come while the thread is inside of ONNX Runtime.
         ELSEWHERE.when_gone(self, self._watch.end, at_exit=True)
 
     def _renew(self) -> None:
-        self._lock, self._running = threading.Lock(), 0
+        self._lock = threading.Lock()
+        self._began.clear()
         self._watch.renew()
 
+    def begin(self) -> None:
+        """A run begins."""
+        self._began.append(_clock())
+
+    def end(self) -> None:
+        """A run has ended."""
+        began = self._began.pop() if self._began else self._last  # else a child that was forked in a run
+        self._last = now = _clock()
+        if now - began >= SHORT_SECONDS:
+            with self._lock:
+                self._watch.start(self)
+
     def __enter__(self) -> None:
-        with self._lock:
-            if not self._running:
-                self._began = time.monotonic()
-            self._running += 1
+        self.begin()
 
     def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._running -= 1
-            self._last = time.monotonic()
-            if not self._running and self._last - self._began >= SHORT_SECONDS:
-                self._watch.start(self)
+        self.end()
 
     def left(self) -> float:
         """Seconds until the model is idle, if nothing runs it; where there are none, nobody watches now."""
         with self._lock:
-            left = IDLE_SECONDS if self._running else self._last + IDLE_SECONDS - time.monotonic()
+            left = IDLE_SECONDS if self._began else self._last + IDLE_SECONDS - _clock()
             if left <= 0:
                 self._watch.watching = False
             return left
@@ -120,9 +132,9 @@ def _watch(watched: weakref.ref[Idle], ended: threading.Event, before: threading
         idle = watched()
 
 
-def of_sessions(sessions: Sequence[ort.InferenceSession | None]) -> AbstractContextManager[None]:
-    """For a model that these run, which share one arena where there are several. Does nothing where they
-    compute on a device, or what they take cannot be made up. Does not keep them alive."""
+def of_sessions(sessions: Sequence[ort.InferenceSession | None]) -> Idle | None:
+    """For a model that these run, which share one arena where there are several. None where they compute on a
+    device, or what they take cannot be made up. Does not keep them alive."""
     for session in sessions:
         if session is None:
             continue
@@ -130,7 +142,7 @@ def of_sessions(sessions: Sequence[ort.InferenceSession | None]) -> AbstractCont
         plain = all(spec.is_tensor and spec.dtype.type.__module__ == "numpy" for spec in specs)
         if plain and session.get_providers()[0] == CPU and not any(spec.dtype.hasobject for spec in specs):
             return Idle(partial(give_back, weakref.ref(session)))
-    return contextlib.nullcontext()
+    return None
 
 
 def give_back(held: weakref.ref[ort.InferenceSession]) -> None:

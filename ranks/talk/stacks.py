@@ -11,9 +11,7 @@ import contextlib
 import faulthandler
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -74,11 +72,16 @@ def read(pid: int, process: int, place: int) -> str:
 
 def can_spy() -> bool:
     """Whether `native` may give something on this host."""
+    import shutil
+
     return shutil.which(_SPY) is not None
 
 
 def native(pid: int) -> str:
     """Python and native stacks of a process of this host; "" where that cannot be had."""
+    import shutil
+    import subprocess
+
     if (program := shutil.which(_SPY)) is None:
         return ""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):

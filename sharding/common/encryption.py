@@ -9,7 +9,6 @@ the cipher text. Learnt from files that MindSpore 2.10 wrote.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 from sharding.errors import ModelError
@@ -25,12 +24,13 @@ GCM_VECTOR = 12
 _KEY_LENGTHS = (16, 24, 32)
 
 
-@dataclass(frozen=True)
 class Key:
     """How to read an encrypted file; never printed."""
 
-    secret: bytes
-    mode: str = GCM
+    __slots__ = ("mode", "secret")
+
+    def __init__(self, secret: bytes, mode: str = GCM) -> None:
+        self.secret, self.mode = secret, mode
 
     def __repr__(self) -> str:
         return f"Key({self.mode})"

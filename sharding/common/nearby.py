@@ -12,7 +12,7 @@ from sharding.common.text import similar as similar_words
 
 MODELS = frozenset({".onnx", ".mindir"})
 """Suffixes that stand for one another: the content decides what a model is."""
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(?=[^/])")  # one letter is a drive of Windows
+_ADDRESS = r"([A-Za-z][A-Za-z0-9+.-]+):/+(?=[^/])"  # one letter is a drive of Windows
 _MOST = 5000  # entries of a folder that are looked at
 _SHOWN = 2
 _ALIKE = 0.65  # of 1: difflib's measure
@@ -20,13 +20,13 @@ _ALIKE = 0.65  # of 1: difflib's measure
 
 def is_address(text: str) -> bool:
     """Whether a text is an address such as https://HOST/FILE, and no path."""
-    return _ADDRESS.match(text) is not None
+    return re.match(_ADDRESS, text) is not None
 
 
 def shown(path: str | Path) -> str:
     """The path as it was given: of https://HOST/FILE a `Path` keeps one of two slashes."""
     text = str(path)
-    found = _ADDRESS.match(text)
+    found = re.match(_ADDRESS, text)
     return f"{found[1]}://{text[found.end() :]}" if found else text
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_PART = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
+_PART = r"(?a)(\d{1,6})(?:-(\d{1,6}))?"
 _MOST = 1 << 16
-_COUNT = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?", re.ASCII)
+_COUNT = r"(?a)(\d{1,6})(?:\(x(\d{1,6})\))?"
 
 
 def parse_ranges(text: str) -> list[int] | None:
     """The numbers of such a list, in order; None for any other text, and for none."""
     found: set[int] = set()
     for part in text.split(","):
-        fits = _PART.fullmatch(part.strip())
+        fits = re.fullmatch(_PART, part.strip())
         if fits is None:
             return None
         first, last = int(fits[1]), int(fits[2] or fits[1])
@@ -29,7 +29,7 @@ def expand_counts(text: str, most: int = _MOST) -> list[int] | None:
     nodes."""
     counts: list[int] = []
     for part in text.split(","):
-        fits = _COUNT.fullmatch(part.strip())
+        fits = re.fullmatch(_COUNT, part.strip())
         times = int(fits[2] or 1) if fits is not None else 0
         if fits is None or len(counts) + times > most:
             return None

@@ -7,9 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
+# Patterns are texts: `re` compiles each when it is first used, and keeps it. A command that prints its help
+# uses none of them, and compiling them takes longer than all else of this module.
 # A model may have a million names, each as long as it likes.
 _MOST_COMPARED, _LONGEST_WORD = 10_000, 200
-_TOO_LONG, _KEPT = re.compile(r"\S{1001,}"), 200
+_TOO_LONG, _KEPT = r"\S{1001,}", 200
 
 
 def human_bytes(count: int) -> str:
@@ -34,13 +36,13 @@ def parse_whole(text: str, low: int = 0, high: int = MAX_WHOLE) -> int | None:
     return number if low <= (number := int(text)) <= high else None
 
 
-_SIZE = re.compile(r"(\d{1,19})(\.\d{1,9})? ?(?:([KMGT])(i)?)?B?", re.ASCII | re.IGNORECASE)
+_SIZE = r"(?ai)(\d{1,19})(\.\d{1,9})? ?(?:([KMGT])(i)?)?B?"
 
 
 def parse_size(text: str) -> int | None:
     """The number of bytes of a text such as 24GB, 1.5 G or 512 MiB; None for any other text, for 0, and for
     2^63 or more."""
-    found = _SIZE.fullmatch(text.strip())
+    found = re.fullmatch(_SIZE, text.strip())
     if found is None:
         return None
     whole, part, unit, binary = found.groups()
@@ -62,15 +64,13 @@ def reason_rows(reason: str) -> list[tuple[str, str]]:
 
 # Besides control characters: line ends and changes of direction in Unicode, what has no width, and halves of
 # surrogate pairs, which no stream can encode. The two joiners (200C, 200D) belong to words and stay.
-_HIDDEN = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]"
-)
+_HIDDEN = r"[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff]"
 _SHORT = {"\n": "\\n", "\t": "\\t"}
 
 
 def one_line(text: str) -> str:
     """Text with control characters escaped: names in files may hold line ends and a terminal's commands."""
-    return _HIDDEN.sub(_escaped, text)
+    return re.sub(_HIDDEN, _escaped, text)
 
 
 def _escaped(found: re.Match[str]) -> str:
@@ -85,7 +85,7 @@ def printable(text: str) -> str:
 
 def without_long_words(text: str) -> str:
     """A sentence whose words a person can read: a name of 10 kB is cut to its ends; no path is that long."""
-    return _TOO_LONG.sub(lambda word: shortened(word[0], _KEPT), text)
+    return re.sub(_TOO_LONG, lambda word: shortened(word[0], _KEPT), text)
 
 
 def similar(word: str, known: Iterable[str], most: int, alike: float = 0.6) -> list[str]:

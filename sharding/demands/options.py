@@ -9,13 +9,11 @@ from pathlib import Path
 from sharding.slices.mesh import Mesh
 from sharding.slices.topology import Topology
 
-STRATEGIES = ("tensor", "pipeline", "data", "auto")
-SUMS = ("parts", "whole", "auto")
-
 
 @dataclass(frozen=True)
 class SliceOptions:
-    """Options of `sharding.slice_model`; all of them are part of a cached slicing's key."""
+    """Options of `sharding.slice_model`; all of them are part of a cached slicing's key. Of texts there are
+    those that `sharding.demands.choices` names."""
 
     allow_replicated: bool = False
     """Go on where nothing can be split, with the whole model on every rank."""

@@ -16,8 +16,8 @@ _LARGEST_POINTER = 1024  # bytes; Git LFS takes nothing longer for one
 _HEAD = 1024
 _LFS = b"version https://git-lfs.github.com/"
 _OLDER_LFS = b"version https://hawser.github.com/"
-_ANNEX = re.compile(rb"/annex/objects/|\.\.?/(?:\.\./)*\.git/annex/objects/")
-_PAGE = re.compile(rb"\s*(?:<!doctype html|<html|<\?xml)", re.IGNORECASE)
+_ANNEX = rb"/annex/objects/|\.\.?/(?:\.\./)*\.git/annex/objects/"
+_PAGE = rb"(?i)\s*(?:<!doctype html|<html|<\?xml)"
 
 
 def placeholder(path: Path, *, pages: bool = True) -> str | None:
@@ -38,12 +38,12 @@ def placeholder(path: Path, *, pages: bool = True) -> str | None:
             f"is a Git LFS pointer of {size} bytes and not the file{whole} that it stands for: fetch that "
             "with `git lfs pull` in the repository, or download it"
         )
-    if size <= _LARGEST_POINTER and _ANNEX.match(head):
+    if size <= _LARGEST_POINTER and re.match(_ANNEX, head):
         return (
             "is a git-annex pointer and not the file that it stands for: fetch that with `git annex get` in "
             "the repository"
         )
-    if pages and _PAGE.match(head):
+    if pages and re.match(_PAGE, head):
         return "is a web page (HTML or XML) and not the file itself: download the file again"
     return None
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sharding.common.text import counted, human_bytes
-from sharding.demands.options import STRATEGIES, SliceOptions
+from sharding.demands.choices import STRATEGIES
+from sharding.demands.options import SliceOptions
 from sharding.errors import OptionError, SliceError
 from sharding.graph.sizes import tensor_bytes
 from sharding.pipeline.hosts import Crossing, Exchange, Passed, in_words, orders

@@ -11,7 +11,7 @@ from launcher.errors import LaunchError
 from launcher.group.answers import PredictError
 from launcher.group.serving.asked import AGAIN
 from launcher.starters import cause
-from ranks.collectives.base import ALIKE_SECONDS
+from ranks.common.pulse import ALIKE_SECONDS
 from ranks.talk import wire
 
 if TYPE_CHECKING:

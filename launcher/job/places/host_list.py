@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 from launcher.errors import ConfigError
 from sharding.common.bounds import MAX_RANKS
-from sharding.common.rank_table import is_host
 from sharding.common.text import parse_whole, shortened
 
 Host: TypeAlias = tuple[str, "int | None"]
@@ -75,6 +74,8 @@ def _slots(text: str, path: Path, number: int) -> int:
 
 
 def _host(item: str, where: str, text: str) -> Host:
+    from sharding.common.rank_table import is_host
+
     host, count = item, None
     if item.startswith("["):
         host, bracket, rest = item[1:].partition("]")

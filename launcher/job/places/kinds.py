@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from launcher.job.places.placement import check_variables
 from launcher.job.values import Pairs, Several, Written, absolute
-from sharding.slices.topology import Link
+
+if TYPE_CHECKING:
+    from sharding.slices.topology import Link
 
 
 class Variables(Pairs[str, str]):
@@ -29,7 +31,7 @@ class Patterns(Several[str]):
         return [absolute(text) for text in cast("tuple[str, ...]", value)]
 
 
-class LinkOrFile(Written[Link]):
+class LinkOrFile(Written["Link"]):
     """A link, or the file that says it."""
 
     def read(self, value: object, where: str, folder: Path) -> Link:

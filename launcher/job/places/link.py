@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
 from sharding.common.text import shortened
-from sharding.slices.topology import Link
+
+if TYPE_CHECKING:
+    from sharding.slices.topology import Link
 
 _NUMBER = r"(\d{1,9}(?:\.\d{1,9})?(?:e[+-]?\d{1,2})?)"
-_LINK = re.compile(rf"{_NUMBER} ?([kKMGT]?)(bit|b|B)(?:/s|ps)?\s*,\s*{_NUMBER} ?(us|µs|ms|s)", re.ASCII)
+_LINK = rf"{_NUMBER} ?([kKMGT]?)(bit|b|B)(?:/s|ps)?\s*,\s*{_NUMBER} ?(us|µs|ms|s)"
 _MOST_LINK_BYTES = 4096
 
 
 def parse_link(text: str) -> Link:
     """What joins hosts, from text such as ``1Gbit/s,0.2ms``, or from the file that ``shardrun doctor
     --save-link`` wrote. Raises `ConfigError`."""
+    from sharding.slices.topology import Link
+
     if text.strip() and "," not in text:
         return _read_link(Path(text))
-    found = _LINK.fullmatch(text.strip())
+    found = re.fullmatch(_LINK, text.strip(), re.ASCII)
     if found is not None:
         unit = 1000 ** " KMGT".index(found[2].upper() or " ") / (1 if found[3] == "B" else 8)
         seconds = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}[found[5]]
@@ -34,6 +38,10 @@ def parse_link(text: str) -> Link:
 
 
 def _read_link(path: Path) -> Link:
+    import json
+
+    from sharding.slices.topology import Link
+
     try:
         if not path.is_file():
             state = "not a file" if path.exists() else "no such file"
@@ -54,4 +62,6 @@ def _read_link(path: Path) -> Link:
 
 def link_text(link: Link) -> str:
     """What `parse_link` reads from a file."""
+    import json
+
     return json.dumps({"bytes_per_second": link.bandwidth, "latency_seconds": link.latency}) + "\n"

@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError
-from launcher.job.places import allocation
-from launcher.job.places.host_list import Host, read_hostfile
 from ranks.common.settings import BIND, VARIABLES
-from ranks.common.sources import identifies
 from sharding.common.text import counted, shortened
+
+if TYPE_CHECKING:
+    from launcher.job.places.host_list import Host
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,13 @@ class Placement:
         if self.hosts is not None:
             return Places("--hosts", self.hosts)
         if self.hostfile is not None:
+            from launcher.job.places.host_list import read_hostfile
+
             return Places(f"the hostfile {self.hostfile}", read_hostfile(self.hostfile))
         if self.nodes is not None:
             return None
+        from launcher.job.places import allocation
+
         found = allocation.find(environ)
         return None if found is None else Places(found.name, found.hosts, found.ranks, slurm=found.slurm)
 
@@ -120,6 +124,8 @@ def _start(size: int) -> str:
 
 def parse_words(text: str) -> tuple[str, ...]:
     """The words of a command line. Raises `ConfigError`."""
+    import shlex
+
     try:
         return tuple(shlex.split(text))
     except ValueError as problem:
@@ -153,6 +159,8 @@ def parse_variables(texts: Iterable[str]) -> dict[str, str]:
 def check_variables(variables: Mapping[str, str], where: str) -> None:
     """Raises `ConfigError` for what is no variable, or says who a rank is: whatever starts it sets that.
     ``where`` comes before a name in messages."""
+    from ranks.common.sources import identifies
+
     own = {variable.name for variable in VARIABLES if variable.of_one_job}
     for name, value in variables.items():
         if not _VARIABLE.fullmatch(name):

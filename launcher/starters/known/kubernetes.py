@@ -6,14 +6,10 @@ pods reach one another, but seldom a workstation.
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.errors import ConfigError, LaunchError
-from launcher.job.places.hosts import is_here
 from launcher.starters.base import Launcher, Starter
 
 if TYPE_CHECKING:
@@ -23,6 +19,7 @@ _SECONDS = 30
 
 
 def _make() -> Launcher:
+    from launcher.job.places.hosts import is_here
     from launcher.starters.ssh import SshLauncher
 
     class KubernetesLauncher(SshLauncher):
@@ -58,6 +55,8 @@ def _make() -> Launcher:
 
 
 def _kubectl() -> str:
+    import shutil
+
     found = shutil.which("kubectl")
     if found is None:
         raise LaunchError(
@@ -69,6 +68,9 @@ def _kubectl() -> str:
 
 def _pods(hosts: list[str]) -> dict[str, str]:
     """The names of the running pods behind hosts: a pod of a Job has another name than its host."""
+    import json
+    import subprocess
+
     program = _kubectl()
     try:
         done = subprocess.run(

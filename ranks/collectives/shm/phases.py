@@ -11,11 +11,11 @@ from typing import NoReturn
 
 import numpy as np
 
-from ranks.collectives.base import ALIKE_SECONDS
 from ranks.collectives.rendezvous import Rendezvous
 from ranks.collectives.shm.area import Area
 from ranks.collectives.shm.sync import FAILURE, STEP, Waiter, fence, signature
 from ranks.collectives.whole import FORKED
+from ranks.common.pulse import ALIKE_SECONDS
 from ranks.errors import CollectiveError
 from sharding.common.arrays import Array
 

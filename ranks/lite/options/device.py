@@ -8,8 +8,8 @@ from functools import partial
 from typing import ClassVar
 
 from ranks.common.notice import warn_user
+from ranks.common.targets import ASCEND_MODES, CPU_GPU_MODES
 from ranks.lite.options.check import Checked, choice, count, integer, list_of_integers, of
-from ranks.precision.request import ASCEND_MODES, CPU_GPU_MODES
 
 
 @dataclass

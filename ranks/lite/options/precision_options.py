@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ranks.common.notice import warn_once
+from ranks.common.targets import MODES
 from ranks.devices.providers import TENSORRT
 from ranks.errors import ShardrunError
 from ranks.precision.modes import CANN_MODES, NO_PLAN_WITH_TENSORRT
-from ranks.precision.request import MODES, Asked
+from ranks.precision.request import Asked
 from ranks.run import placement
 
 if TYPE_CHECKING:

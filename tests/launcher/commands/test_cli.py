@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher import cli
+from launcher.commands import COMMANDS
 from launcher.common import exits
 from launcher.errors import ConfigError, LaunchError, RankTableError, VerifyError
 from tests.launcher.cli_tools import ROOT, environment, save_mlp, shardrun
@@ -23,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", [(), *((name,) for name in cli.COMMANDS), ("table", "make")])
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS), ("table", "make")])
 def test_help(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main([*command, "--help"])
@@ -294,6 +295,27 @@ def test_starting_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "absent"),
+    [
+        (["--help"], ["dataclasses", "json", "logging", "launcher.job", "ranks.common.settings"]),
+        (
+            ["run", "--help"],
+            ["json", "socket", "subprocess", "launcher.job.places.allocation",
+             "sharding.common.rank_table", "sharding.demands.options", "sharding.slices.mesh"],
+        ),
+    ],
+)  # fmt: skip
+def test_help_imports_only_what_it_prints(words: list[str], absent: list[str]) -> None:
+    code = (
+        "import atexit, sys; from launcher import cli; "
+        f"atexit.register(lambda: print([name for name in {absent} if name in sys.modules], file=sys.stderr)); "
+        f"cli.main({words})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "usage: shardrun" in done.stdout and done.stderr == "[]\n"
 
 
 def test_running_a_model_imports_nothing_that_it_does_not_need(folder: Path) -> None:

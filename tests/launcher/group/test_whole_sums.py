@@ -7,7 +7,8 @@ import onnx
 import pytest
 
 from launcher import start
-from sharding.demands.options import SUMS, SliceOptions
+from sharding.demands.choices import SUMS
+from sharding.demands.options import SliceOptions
 from tests.sharding import lockstep
 from tests.sharding.planning.test_language_models import Builder, Form, feeds_of
 
