@@ -311,7 +311,7 @@ def test_starting_imports_nothing_heavy() -> None:
 def test_help_imports_only_what_it_prints(words: list[str], absent: list[str]) -> None:
     code = (
         "import atexit, sys; from launcher import cli; "
-        f"atexit.register(lambda: print([name for name in {absent} if name in sys.modules], file=sys.stderr)); "
+        f"atexit.register(lambda: print([one for one in {absent} if one in sys.modules], file=sys.stderr)); "
         f"cli.main({words})"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
