@@ -25,8 +25,10 @@ from tests.launcher.generation import tiny
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*) ?([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SHELL = re.compile(r"[^\w\s.,:=/'\"^-]")
-"""What a shell may take for more than a letter of a word."""
+QUOTED = re.compile(r"""'[^']*'|"[^"$`\\]*\"""")
+"""What a shell takes as it stands."""
+SHELL = re.compile(r"[^\w\s.,:=/^-]")
+"""What a shell may take elsewhere for more than a letter of a word."""
 
 
 def blocks(document: Path, *kinds: str) -> list[tuple[str, str, str]]:
@@ -76,12 +78,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: str, place: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """By a shell; `shardrun` and words alone in a copy of a process that has imported it."""
-    words = [] if SHELL.search(command) else shlex.split(command)
-    if words[:1] != ["shardrun"] or words[1] == "exec":
-        return run_clean(["bash", "-c", command], cwd=place, environment=environment)
-    words[:1] = ["-m", "launcher.cli"]
-    return run_clean(words, cwd=place, environment=environment, copies=copies())
+    """By a shell; `shardrun` or `python` and words alone in a copy of a process that has imported it."""
+    words = [] if SHELL.search(QUOTED.sub("", command)) else shlex.split(command)
+    match words:
+        case ["shardrun", *rest] if rest[:1] != ["exec"]:
+            return run_clean(
+                ["-m", "launcher.cli", *rest], cwd=place, environment=environment, copies=copies()
+            )
+        case ["python", "-c", *_]:
+            return run_clean(words[1:], cwd=place, environment=environment, copies=copies())
+    return run_clean(["bash", "-c", command], cwd=place, environment=environment)
 
 
 @pytest.mark.parametrize("document", [pytest.param(path, id=path.name) for path in DOCUMENTS])
@@ -96,7 +102,7 @@ def test_examples_do_what_the_document_says(document: Path, place: Path) -> None
             (place / name).write_text(text)
             continue
         if kind == "python":
-            done = run_clean([sys.executable, "-c", text], cwd=place, environment=environment)
+            done = run_clean(["-c", text], cwd=place, environment=environment, copies=copies())
             assert done.returncode == 0, f"{text}\n{done.stderr}"
             continue
         for command, expected in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
