@@ -147,6 +147,22 @@ g (float[n, 48] x, bool flag, int64 m) => (float[n, 48] y) {
   >
 }"""
 
+LOOP_IN_LOOP = """
+g (float[n, 48] x, int64 m, bool flag) => (float[n, 48] y) {
+  go = Constant<value = bool {1}>() outside = MatMul(x, w1)
+  y = Loop (m, go, x) <body = b (int64 i, bool c, float[n, 48] v) => (bool c2, float[n, 48] w) {
+    c2 = Identity(c) h = MatMul(v, w1)
+    w = Loop (m, c, v) <body = b2 (int64 i2, bool d, float[n, 48] v2) => (bool d2, float[n, 48] w2_) {
+      d2 = Identity(d) p = Mul(h, outside)
+      k = If (flag) <
+        then_branch = t () => (float[n, 96] o) { o = Tanh(p) },
+        else_branch = e () => (float[n, 96] o2) { q = MatMul(v2, w1) o2 = Relu(q) }
+      >
+      r = MatMul(k, w2) w2_ = Add(r, v2)
+    }>
+  }>
+}"""
+
 
 def _flag(value: bool) -> np.ndarray[Any, Any]:
     return np.array(value)
@@ -171,6 +187,11 @@ CASES: dict[str, tuple[str, list[dict[str, Any]], dict[str, int]]] = {
         LOOP_IN_BRANCH,
         [{**X, "m": np.array(2), "flag": _flag(flag)} for flag in (True, False)],
         {"If": 2, "Loop": 1},
+    ),
+    "branch in a loop in a loop": (
+        LOOP_IN_LOOP,
+        [{**X, "m": np.array(2), "flag": _flag(flag)} for flag in (True, False)],
+        {"If": 1, "Loop": 2},
     ),
 }
 
