@@ -271,6 +271,40 @@ def test_a_body_without_weights_stays_closed(tmp_path: Path) -> None:
     assert [node.op_type for node in source.model.graph] == ["MatMul", "If"]
 
 
+BETWEEN = """
+g (float[n, 48] x, bool flag) => (float[n, 48] y) {
+  a = MatMul(x, w1)
+  b = If (flag) <
+    then_branch = t () => (float[n, 96] o) { o = Relu(a) },
+    else_branch = e () => (float[n, 96] q) { p = Add(a, bias) q = Tanh(p) }
+  >
+  y = MatMul(b, w2)
+}"""
+
+
+def test_branches_between_two_products_hand_on_what_is_split(tmp_path: Path) -> None:
+    path = _save(tmp_path / "model.onnx", BETWEEN)
+    for world in (2, 3):
+        sharding.slice_model(path, world, tmp_path / "out")
+        assert lockstep.collectives(tmp_path / "out") == ["AllReduce"]
+        for flag in (True, False):
+            lockstep.assert_same(tmp_path / "out", path, {**X, "flag": _flag(flag)})
+
+
+def test_branches_that_compute_a_shape_between_two_products_stay_closed(tmp_path: Path) -> None:
+    text = """
+    g (float[n, 48] x, bool flag) => (float[n, 48] y) {
+      a = MatMul(x, w1) lengths = Shape(a)
+      s = If (flag) <
+        then_branch = t () => (int64[2] o) { o = Identity(lengths) },
+        else_branch = e () => (int64[2] q) { q = Abs(lengths) }
+      >
+      b = Reshape(a, s) y = MatMul(b, w2)
+    }"""
+    source = read_model(_save(tmp_path / "model.onnx", text))
+    assert "If" in [node.op_type for node in source.model.graph]
+
+
 def test_a_branch_that_draws_from_nothing_stays_closed(tmp_path: Path) -> None:
     """In a loop each turn draws anew, so such a node must stay in its body."""
     text = """
