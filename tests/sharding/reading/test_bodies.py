@@ -170,7 +170,7 @@ def _flag(value: bool) -> np.ndarray[Any, Any]:
 
 CASES: dict[str, tuple[str, list[dict[str, Any]], dict[str, int]]] = {
     "in the middle, nested": (MIDDLE, [X, NEGATIVE, {"x": X["x"] / 9}], {"If": 2}),
-    "loop": (LOOP, [{**X, "m": np.array(3)}, {**X, "m": np.array(1)}], {"Loop": 1}),
+    "loop": (LOOP, [{**X, "m": np.array(turns)} for turns in (3, 1, 0)], {"Loop": 1}),
     "until a condition fails": (UNTIL, [X], {"Loop": 1}),
     "what is carried grows": (GROWS, [{**X, "m": np.array(2)}], {"Loop": 1}),
     "scan along other axes, backwards": (
@@ -190,7 +190,7 @@ CASES: dict[str, tuple[str, list[dict[str, Any]], dict[str, int]]] = {
     ),
     "branch in a loop in a loop": (
         LOOP_IN_LOOP,
-        [{**X, "m": np.array(2), "flag": _flag(flag)} for flag in (True, False)],
+        [{**X, "m": np.array(turns), "flag": _flag(turns > 1)} for turns in (3, 2, 1, 0)],
         {"If": 1, "Loop": 2},
     ),
 }
