@@ -140,6 +140,8 @@ class _Question:
             unknown = {name for name in proto.output if name and declared_shape(types.get(name)) is None}
             if not unknown or proto.domain or proto.op_type not in {"If", "Loop"}:
                 continue
+            if proto.op_type == "Loop" and any(declared_shape(types.get(n)) is None for n in proto.input[2:]):
+                continue  # not yet known, or never
             inner = self._within(types)
             made = inner.loop(proto) if proto.op_type == "Loop" else inner._branches(proto)
             found |= {name: kind for name, kind in made.items() if name in unknown}
