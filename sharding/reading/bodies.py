@@ -70,9 +70,8 @@ def _between_weights(graph: ir.Graph) -> set[ir.Node]:
         return set()
     nodes = [node for node in graph if node.op_type not in LENGTHS]
     read = {node: [*(value for value in node.inputs if value is not None), *captured(node)] for node in nodes}
-    weighted = {
-        node for node in nodes if any(value.is_initializer() and _is_matrix(value) for value in read[node])
-    }
+    # A small matrix is reason enough here: what comes split from one side meets it.
+    weighted = {node for node in nodes if any(_is_matrix(value, least=0) for value in read[node])}
     behind: set[ir.Value] = set()
     found = set()
     for node in nodes:
@@ -94,9 +93,10 @@ def _is_floating(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()
 
 
-def _is_matrix(value: ir.Value) -> bool:
-    tensor = value.const_value
-    if tensor is None or tensor.size <= SMALL_ELEMENTS:
+def _is_matrix(value: ir.Value, least: int = SMALL_ELEMENTS) -> bool:
+    """Whether a value is a constant with several axes, of more than so many elements."""
+    tensor = value.const_value if value.is_initializer() else None
+    if tensor is None or tensor.size <= least:
         return False
     return sum(axis > 1 for axis in tensor.shape.numpy()) > 1
 

@@ -282,8 +282,13 @@ g (float[n, 48] x, bool flag) => (float[n, 48] y) {
 }"""
 
 
-def test_branches_between_two_products_hand_on_what_is_split(tmp_path: Path) -> None:
-    path = _save(tmp_path / "model.onnx", BETWEEN)
+@pytest.mark.parametrize("width", [48, 6])
+def test_branches_between_two_products_hand_on_what_is_split(width: int, tmp_path: Path) -> None:
+    path = _save(tmp_path / "model.onnx", BETWEEN.replace("[n, 48] y", f"[n, {width}] y"))
+    model = onnx.load(path)
+    (second,) = [tensor for tensor in model.graph.initializer if tensor.name == "w2"]
+    second.CopyFrom(numpy_helper.from_array(WEIGHTS["w2"][:, :width].copy(), "w2"))
+    onnx.save(model, path)
     for world in (2, 3):
         sharding.slice_model(path, world, tmp_path / "out")
         assert lockstep.collectives(tmp_path / "out") == ["AllReduce"]
