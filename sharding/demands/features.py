@@ -56,6 +56,8 @@ def _of_product(node: ir.Node, index: int, rank: int) -> Axes | None:
         return None
     if kind in _MATMULS and index in {0, _MATMULS[kind]}:
         right = index > 0
+        if _attributes(node).get("transBatchB" if right else "transBatchA", 0):
+            return None
         swapped = kind == "FusedMatMul" and bool(_attributes(node).get("transB" if right else "transA", 0))
         # A weight on the left is multiplied as w @ x: its rows are the output's features.
         return (rank - 1, rank - 2) if right != swapped else (rank - 2, rank - 1)

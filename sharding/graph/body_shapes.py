@@ -9,7 +9,7 @@ body is inferred again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+DEPTH = 4
+"""How many bodies within bodies are gone through: each costs twice what the one around it does, or more."""
 Types = dict[str, "onnx.TypeProto"]
 logger = logging.getLogger(__name__)
 
@@ -43,8 +45,8 @@ def infer(node: ir.Node, model: ir.Model, forget: Callable[[onnx.NodeProto], Non
     try:
         message = ir.serde.serialize_node(node)
         forget(message)
-        asked = _Question(model, used)
-        return asked.loop(message, node) if node.op_type == "Loop" else asked.node(message)
+        asked = _Question(model.opset_imports, used)
+        return asked.loop(message) if node.op_type == "Loop" else asked.node(message)
     except Exception as error:  # inference is a help: what it cannot do stays unknown
         logger.debug("%s: %s", node.name, error)
         return {}
@@ -53,11 +55,13 @@ def infer(node: ir.Node, model: ir.Model, forget: Callable[[onnx.NodeProto], Non
 class _Question:
     """The values that a node uses, as the inputs and constants of a small model."""
 
-    def __init__(self, model: ir.Model, used: Iterable[ir.Value]) -> None:
+    def __init__(self, opsets: Mapping[str, int], used: Iterable[ir.Value] = (), depth: int = 0) -> None:
         import onnx
 
         helper = onnx.helper
-        self.opsets = [helper.make_opsetid(*item) for item in model.opset_imports.items()]
+        self.versions = opsets
+        self.depth = depth
+        self.opsets = [helper.make_opsetid(*item) for item in opsets.items()]
         self.inputs: Types = {}
         self.constants: dict[str, onnx.TensorProto] = {}
         for value in dict.fromkeys(used):
@@ -71,25 +75,25 @@ class _Question:
     def node(self, message: onnx.NodeProto) -> Types:
         return self._ask([message], list(message.output), {})
 
-    def loop(self, message: onnx.NodeProto, node: ir.Node) -> Types:
+    def loop(self, message: onnx.NodeProto) -> Types:
         """The carried values first, then what is stacked turn by turn."""
         import onnx
 
         body = next(item.g for item in message.attribute if item.name == "body")
         names = [value.name for value in body.input]
-        first = [value for value in node.inputs[2:] if value is not None]
-        if len(first) != len(names) - 2:
+        first = [self._type(name) for name in message.input[2:]]
+        if len(first) != len(names) - 2 or not all(kind.tensor_type.elem_type for kind in first):
             return {}
         make = onnx.helper.make_tensor_type_proto
-        shapes = [shape_of(value) for value in first]
+        shapes = [declared_shape(kind) for kind in first]
+        kinds = [kind.tensor_type.elem_type for kind in first]
         given = {names[0]: make(onnx.TensorProto.INT64, []), names[1]: make(onnx.TensorProto.BOOL, [])}
         results = [value.name for value in body.output][1:]
         for tensor in body.initializer:
             self.constants[tensor.name] = tensor
         while True:
             given |= {
-                name: make(int(value.dtype or 0), shape)
-                for name, value, shape in zip(names[2:], first, shapes, strict=True)
+                name: make(kind, shape) for name, kind, shape in zip(names[2:], kinds, shapes, strict=True)
             }
             found = self._ask(body.node, results, given)
             after = [declared_shape(found.get(name)) for name in results]
@@ -98,9 +102,9 @@ class _Question:
                 break
             shapes = common
         types = {}
-        for output, value, shape in zip(message.output, first, shapes, strict=False):
+        for output, kind, shape in zip(message.output, kinds, shapes, strict=False):
             if shape is not None:
-                types[output] = make(int(value.dtype or 0), shape)
+                types[output] = make(kind, shape)
         for output, name, shape in zip(
             message.output[len(first) :], results[len(first) :], after[len(first) :], strict=True
         ):
@@ -112,7 +116,10 @@ class _Question:
         given, nodes = {**self.inputs, **more}, list(nodes)
         types = self._inferred(nodes, wanted, given, {})
         found: Types = {}
-        while fresh := _of_contrib(nodes, types):  # behind each of them onnx's inference goes on
+        while True:  # behind each of what is found here onnx's inference goes on
+            fresh = {**_of_contrib(nodes, types), **self._of_bodies(nodes, types)}
+            if fresh.keys() <= found.keys():
+                break
             found |= fresh
             types = self._inferred(nodes, wanted, given, found)
         symbols = {
@@ -125,6 +132,53 @@ class _Question:
                 if axis.HasField("dim_param") and axis.dim_param not in symbols:
                     axis.Clear()
         return asked
+
+    def _of_bodies(self, nodes: Iterable[onnx.NodeProto], types: Types) -> Types:
+        """The types of what control flow inside the body gives, those known already left out."""
+        found: Types = {}
+        for proto in nodes if self.depth < DEPTH else ():
+            unknown = {name for name in proto.output if name and declared_shape(types.get(name)) is None}
+            if not unknown or proto.domain or proto.op_type not in {"If", "Loop"}:
+                continue
+            if proto.op_type == "Loop" and any(declared_shape(types.get(n)) is None for n in proto.input[2:]):
+                continue  # not yet known, or never
+            inner = self._within(types)
+            made = inner.loop(proto) if proto.op_type == "Loop" else inner._branches(proto)
+            found |= {name: kind for name, kind in made.items() if name in unknown}
+        return found
+
+    def _within(self, types: Types) -> _Question:
+        """The question for a body that may use values of these types."""
+        inner = _Question(self.versions, depth=self.depth + 1)
+        inner.inputs = {name: kind for name, kind in types.items() if name not in self.constants}
+        inner.constants = dict(self.constants)
+        return inner
+
+    def _branches(self, message: onnx.NodeProto) -> Types:
+        """What both branches of an If give alike."""
+        import onnx
+
+        ways = []
+        for body in (item.g for item in message.attribute):
+            way = self._within(self.inputs)
+            way.constants |= {tensor.name: tensor for tensor in body.initializer}
+            names = [value.name for value in body.output]
+            found = way._ask(body.node, names, {})
+            ways.append([found.get(name, onnx.TypeProto()) for name in names])
+        types = {}
+        for output, a, b in zip(message.output, *ways, strict=True):
+            shape = joined(declared_shape(a), declared_shape(b))
+            if shape is not None:
+                types[output] = onnx.helper.make_tensor_type_proto(a.tensor_type.elem_type, shape)
+        return types
+
+    def _type(self, name: str) -> onnx.TypeProto:
+        import onnx
+
+        tensor = self.constants.get(name)
+        if tensor is None:
+            return self.inputs.get(name) or onnx.TypeProto()
+        return onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
 
     def _inferred(self, nodes: list[onnx.NodeProto], wanted: list[str], given: Types, inner: Types) -> Types:
         """The types of all values, by onnx's inference; ``inner``: those known of what nodes give."""
@@ -141,10 +195,7 @@ class _Question:
         )
         asked = helper.make_model(graph, opset_imports=self.opsets)
         inferred = onnx.shape_inference.infer_shapes(asked, check_type=False, data_prop=False).graph
-        types = {
-            tensor.name: helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
-            for tensor in self.constants.values()
-        }
+        types = {name: self._type(name) for name in self.constants}
         for info in [*inferred.input, *inferred.value_info, *inferred.output]:
             if info.type.WhichOneof("value") is not None:
                 types[info.name] = info.type

@@ -14,6 +14,7 @@ from sharding.graph.equivalents import FLOAT, INT32, UINT8
 from sharding.graph.values import plain_attribute, shape_of
 from sharding.onnx_files.attributes import integer, integers
 from sharding.rules.base import GIVES, Dim
+from sharding.rules.contrib import first_before_last
 from sharding.slices.domains import MICROSOFT
 
 if TYPE_CHECKING:
@@ -125,7 +126,10 @@ def _fused_matmul(node: _Node) -> Found:
     if a is None or b is None or len(a) < 2 or len(b) < 2:
         return [(node.type(0), None)]
     if node.number("transBatchA") or node.number("transBatchB"):
-        return [(node.type(0), (None,) * max(len(a), len(b)))]
+        if len(a) != len(b) or len(a) < 3:
+            return [(node.type(0), None)]
+        a = first_before_last(a) if node.number("transBatchA") else a
+        b = first_before_last(b) if node.number("transBatchB") else b
     rows = a[-1] if node.number("transA") else a[-2]
     columns = b[-2] if node.number("transB") else b[-1]
     return [(node.type(0), (*_broadcast(a[:-2], b[:-2]), rows, columns))]

@@ -1,8 +1,9 @@
 """Bodies with weights, opened: their nodes become nodes of the main graph, so that they are planned like all.
+So are the branches of an `If` between two products: what one gives split, the other may take split.
 
 What passes into a body and out of it goes through markers (`sharding.rules.flow`), so that what belongs to
 which body can be read from the graph at any time, whatever is rewritten in between: what depends on something
-that entered a body belongs to it. A body without a weight worth splitting stays in its node.
+that entered a body belongs to it. Any other body without a weight worth splitting stays in its node.
 """
 
 from __future__ import annotations
@@ -33,13 +34,18 @@ BODIES = {"If": ("then_branch", "else_branch"), "Loop": ("body",), "Scan": ("bod
 """The attributes that hold the bodies."""
 SCAN_OPSET = 9
 """Before it a Scan had a batch axis."""
+LENGTHS = frozenset({"Shape", "Size"})
+"""Operators that read nothing of a tensor but its lengths."""
 
 
 def open_bodies(model: ir.Model, path: Path) -> bool:
-    """Opens each `If`, `Loop` and `Scan` of the main graph that computes with weights; whether there was
-    one."""
+    """Opens each `If`, `Loop` and `Scan` of the main graph that computes with weights, and each `If` between
+    computations with weights; whether there was one."""
     version = model.opset_imports.get("", 1)
-    found = [node for node in model.graph if _has_weights(node) and _can_open(node, version)]
+    between = _between_weights(model.graph)
+    found = [
+        node for node in model.graph if (node in between or _has_weights(node)) and _can_open(node, version)
+    ]
     if not found:
         return False
     opener = _Opener(model)
@@ -58,9 +64,39 @@ def _has_weights(node: ir.Node) -> bool:
     return any(_is_matrix(value) for value in (*values, *own))
 
 
-def _is_matrix(value: ir.Value) -> bool:
-    tensor = value.const_value
-    if tensor is None or tensor.size <= SMALL_ELEMENTS:
+def _between_weights(graph: ir.Graph) -> set[ir.Node]:
+    """Each `If` that takes numbers computed with weights, and whose own go into such a computation."""
+    if not any(node.op_type == "If" for node in graph):
+        return set()
+    nodes = [node for node in graph if node.op_type not in LENGTHS]
+    read = {node: [*(value for value in node.inputs if value is not None), *captured(node)] for node in nodes}
+    # A small matrix is reason enough here: what comes split from one side meets it.
+    weighted = {node for node in nodes if any(_is_matrix(value, least=0) for value in read[node])}
+    behind: set[ir.Value] = set()
+    found = set()
+    for node in nodes:
+        if node in weighted or not behind.isdisjoint(read[node]):
+            behind.update(node.outputs)
+        if node.op_type == "If" and any(value in behind and _is_floating(value) for value in captured(node)):
+            found.add(node)
+    before: set[ir.Value] = set()
+    for node in reversed(nodes):
+        leads = any(value in before and _is_floating(value) for value in node.outputs)
+        if not leads:
+            found.discard(node)
+        if node in weighted or not before.isdisjoint(node.outputs):
+            before.update(read[node])
+    return found
+
+
+def _is_floating(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_floating_point()
+
+
+def _is_matrix(value: ir.Value, least: int = SMALL_ELEMENTS) -> bool:
+    """Whether a value is a constant with several axes, of more than so many elements."""
+    tensor = value.const_value if value.is_initializer() else None
+    if tensor is None or tensor.size <= least:
         return False
     return sum(axis > 1 for axis in tensor.shape.numpy()) > 1
 

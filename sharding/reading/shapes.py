@@ -29,6 +29,7 @@ from sharding.rewrite.joined_pieces import join_pieces
 from sharding.rewrite.lowering import lower
 from sharding.rewrite.merged_axes import take_apart
 from sharding.rewrite.simplify import simplify
+from sharding.rewrite.unequal_attention import part_unequal
 from sharding.rules.base import Dim
 from sharding.rules.flow import FLOW
 
@@ -48,6 +49,9 @@ def infer(model: ir.Model, path: Path) -> None:
     lower(model)
     _infer_all(model, path)
     _Completion(model).run()
+    if part_unequal(model):
+        _infer_all(model, path)
+        _Completion(model).run()
 
 
 def part_merged_axes(model: ir.Model) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
 from sharding.onnx_files.attributes import integer
 from sharding.rules.base import NodeView, Option, rule
 from sharding.rules.common import absent, dim, divided, kept, last_axis, option, others, shape_of
@@ -9,6 +13,10 @@ from sharding.rules.elementwise import broadcast_axes, broadcast_options, unary
 from sharding.rules.matmul import product
 from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import Placement, Split
+
+T = TypeVar("T")
+MATRIX = 2
+"""Axes of a matrix; those before are batch axes."""
 
 rule("Gelu", "QuickGelu", domain=MICROSOFT)(unary)
 
@@ -41,10 +49,38 @@ def bias_softmax(node: NodeView) -> list[Option]:
 
 @rule("FusedMatMul", domain=MICROSOFT)
 def fused_matmul(node: NodeView) -> list[Option]:
-    """alpha * A' * B', the last two axes transposed as asked; not the form that transposes batch axes."""
-    if node.attributes.get("transBatchA", 0) or node.attributes.get("transBatchB", 0):
+    """alpha * A' * B', the last two axes transposed as asked, once the first one lies before the last where
+    that is asked (``transBatchA``, ``transBatchB``)."""
+    turned = [integer(node.attributes, name, 0) for name in ("transBatchA", "transBatchB")]
+    transposed = [bool(node.attributes.get(name, 0)) for name in ("transA", "transB")]
+    if not any(turned):
+        return product(node, *transposed)
+    ranks = {0 if shape is None else len(shape) for shape in node.shapes[:2]}
+    if len(ranks) != 1 or min(ranks) < MATRIX + 1:
         return []
-    return product(node, bool(node.attributes.get("transA", 0)), bool(node.attributes.get("transB", 0)))
+    shapes = [
+        first_before_last(shape) if turn else shape for shape, turn in zip(node.shapes, turned, strict=True)
+    ]
+    orders = [
+        first_before_last(range(len(shape or ()))) if turn else None
+        for shape, turn in zip(shapes, turned, strict=True)
+    ]
+    return [
+        replace(item, inputs=tuple(map(_before_turning, item.inputs, orders)))
+        for item in product(replace(node, shapes=shapes), *transposed)
+    ]
+
+
+def first_before_last(axes: Sequence[T] | None) -> tuple[T, ...]:
+    """Axes in another order: the first one moves to the last place but one."""
+    first, *others, last = axes or ()
+    return (*others, first, last)
+
+
+def _before_turning(placement: Placement, order: Sequence[int] | None) -> Placement:
+    if order is None or not isinstance(placement, Split):
+        return placement
+    return replace(placement, axis=order[placement.axis])
 
 
 @rule("GemmFastGelu", domain=MICROSOFT)

@@ -101,3 +101,51 @@ def test_what_a_body_declares_is_not_believed(tmp_path: Path) -> None:
     path = _model(tmp_path / "model.onnx", body, [2, "s", WIDTH], WEIGHTS)
     found = _shapes(path)["l"]
     assert found[0] == 2 and found[1] not in {7, "s"} and found[2] == WIDTH
+
+
+def _nested(text: str, depth: int, state: str = "state") -> str:
+    """The text of a body in which ``text`` stands, so deep in loops, and carries on ``state``."""
+    if depth == 0:
+        return text
+    inner = f"s{depth}"
+    return f"""next = Loop (times, , {state}) <body = b{depth} (int64 i{depth}, bool g{depth}, float[] {
+        inner
+    })
+      => (bool m{depth}, float[] n{depth}) {{ m{depth} = Identity(g{depth}) {
+        _nested(text, depth - 1, inner).replace("next", f"n{depth}", 1).replace("STATE", inner)
+    } }}>"""
+
+
+@pytest.mark.parametrize(("depth", "known"), [(1, True), (3, True), (9, False)])
+def test_loops_in_loops(tmp_path: Path, depth: int, known: bool) -> None:
+    """What an inner loop carries is known as what the outer one does; not any deeper than it pays."""
+    text = _nested("next = Tanh(STATE)", depth) + " row = Neg(next)"
+    path = _model(tmp_path / "model.onnx", _body(text), ["b", WIDTH], WEIGHTS)
+    assert _shapes(path)["l"] == (("b", WIDTH) if known else None)
+    sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
+    for times in (1, 2):
+        feeds = {"x": graphs.array(3, WIDTH), "times": np.array(times)}
+        lockstep.assert_same(tmp_path / "slices", path, feeds)
+
+
+def test_an_inner_loop_that_grows(tmp_path: Path) -> None:
+    text = _nested("next = Concat<axis = 1>(STATE, one)", 1) + " row = ReduceSum<keepdims = 0>(next)"
+    path = _model(tmp_path / "model.onnx", _body(text), [2, "s", WIDTH], WEIGHTS)
+    first, grown, last = _shapes(path)["l"]
+    assert (first, last) == (2, WIDTH) and grown != "s"
+    sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
+    feeds = {"x": graphs.array(2, 3, WIDTH), "times": np.array(2)}
+    lockstep.assert_same(tmp_path / "slices", path, feeds)
+
+
+def test_a_loop_in_a_branch_in_a_loop(tmp_path: Path) -> None:
+    inner = _nested("next = Tanh(STATE)", 1).replace("next", "there", 1)
+    text = f"""next = If (go) <
+      then_branch = t () => (float[] there) {{ {inner} }},
+      else_branch = e () => (float[] here) {{ here = Neg(state) }}
+    > row = Neg(next)"""
+    path = _model(tmp_path / "model.onnx", _body(text), ["b", WIDTH], WEIGHTS)
+    assert _shapes(path)["l"] == ("b", WIDTH)
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    assert lockstep.collectives(tmp_path / "slices") == ["AllReduce"]
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, WIDTH), "times": np.array(2)})

@@ -203,6 +203,23 @@ def test_one_name_for_the_batch_and_another_length(tmp_path: Path) -> None:
         lockstep.assert_same(tmp_path / "slices", path, feeds)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        SliceOptions(strategy="data"),
+        SliceOptions(mesh=Mesh.of(pipeline=2), micro_batches=2),
+    ],
+    ids=["data", "pipeline"],
+)
+def test_a_batch_of_no_rows_keeps_its_other_axes(options: SliceOptions, tmp_path: Path) -> None:
+    text = "g (float[n, s, 16] x) => (float[n, s, 8] y) { a = MatMul(x, w1) b = Relu(a) y = MatMul(b, w2) }"
+    weights = {"w1": graphs.array(16, 32), "w2": graphs.array(32, 8, seed=1)}
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    sharding.slice_model(path, 2, tmp_path / "slices", options=options)
+    for batch in (0, 3):
+        lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(batch, 5, 16)})
+
+
 def test_a_fixed_number_of_rows_inside_is_named(tmp_path: Path) -> None:
     text = """g (float[n, 4] x) => (float[n, 4] y) {
       t = Constant<value = int64[3] {2, -1, 4}>() a = Reshape(x, t) b = Relu(a)

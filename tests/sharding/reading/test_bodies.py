@@ -147,6 +147,22 @@ g (float[n, 48] x, bool flag, int64 m) => (float[n, 48] y) {
   >
 }"""
 
+LOOP_IN_LOOP = """
+g (float[n, 48] x, int64 m, bool flag) => (float[n, 48] y) {
+  go = Constant<value = bool {1}>() outside = MatMul(x, w1)
+  y = Loop (m, go, x) <body = b (int64 i, bool c, float[n, 48] v) => (bool c2, float[n, 48] w) {
+    c2 = Identity(c) h = MatMul(v, w1)
+    w = Loop (m, c, v) <body = b2 (int64 i2, bool d, float[n, 48] v2) => (bool d2, float[n, 48] w2_) {
+      d2 = Identity(d) p = Mul(h, outside)
+      k = If (flag) <
+        then_branch = t () => (float[n, 96] o) { o = Tanh(p) },
+        else_branch = e () => (float[n, 96] o2) { q = MatMul(v2, w1) o2 = Relu(q) }
+      >
+      r = MatMul(k, w2) w2_ = Add(r, v2)
+    }>
+  }>
+}"""
+
 
 def _flag(value: bool) -> np.ndarray[Any, Any]:
     return np.array(value)
@@ -154,7 +170,7 @@ def _flag(value: bool) -> np.ndarray[Any, Any]:
 
 CASES: dict[str, tuple[str, list[dict[str, Any]], dict[str, int]]] = {
     "in the middle, nested": (MIDDLE, [X, NEGATIVE, {"x": X["x"] / 9}], {"If": 2}),
-    "loop": (LOOP, [{**X, "m": np.array(3)}, {**X, "m": np.array(1)}], {"Loop": 1}),
+    "loop": (LOOP, [{**X, "m": np.array(turns)} for turns in (3, 1, 0)], {"Loop": 1}),
     "until a condition fails": (UNTIL, [X], {"Loop": 1}),
     "what is carried grows": (GROWS, [{**X, "m": np.array(2)}], {"Loop": 1}),
     "scan along other axes, backwards": (
@@ -171,6 +187,11 @@ CASES: dict[str, tuple[str, list[dict[str, Any]], dict[str, int]]] = {
         LOOP_IN_BRANCH,
         [{**X, "m": np.array(2), "flag": _flag(flag)} for flag in (True, False)],
         {"If": 2, "Loop": 1},
+    ),
+    "branch in a loop in a loop": (
+        LOOP_IN_LOOP,
+        [{**X, "m": np.array(turns), "flag": _flag(turns > 1)} for turns in (3, 2, 1, 0)],
+        {"If": 1, "Loop": 2},
     ),
 }
 
@@ -248,6 +269,45 @@ def test_a_body_without_weights_stays_closed(tmp_path: Path) -> None:
     }"""
     source = read_model(_save(tmp_path / "model.onnx", text))
     assert [node.op_type for node in source.model.graph] == ["MatMul", "If"]
+
+
+BETWEEN = """
+g (float[n, 48] x, bool flag) => (float[n, 48] y) {
+  a = MatMul(x, w1)
+  b = If (flag) <
+    then_branch = t () => (float[n, 96] o) { o = Relu(a) },
+    else_branch = e () => (float[n, 96] q) { p = Add(a, bias) q = Tanh(p) }
+  >
+  y = MatMul(b, w2)
+}"""
+
+
+@pytest.mark.parametrize("width", [48, 6])
+def test_branches_between_two_products_hand_on_what_is_split(width: int, tmp_path: Path) -> None:
+    path = _save(tmp_path / "model.onnx", BETWEEN.replace("[n, 48] y", f"[n, {width}] y"))
+    model = onnx.load(path)
+    (second,) = [tensor for tensor in model.graph.initializer if tensor.name == "w2"]
+    second.CopyFrom(numpy_helper.from_array(WEIGHTS["w2"][:, :width].copy(), "w2"))
+    onnx.save(model, path)
+    for world in (2, 3):
+        sharding.slice_model(path, world, tmp_path / "out")
+        assert lockstep.collectives(tmp_path / "out") == ["AllReduce"]
+        for flag in (True, False):
+            lockstep.assert_same(tmp_path / "out", path, {**X, "flag": _flag(flag)})
+
+
+def test_branches_that_compute_a_shape_between_two_products_stay_closed(tmp_path: Path) -> None:
+    text = """
+    g (float[n, 48] x, bool flag) => (float[n, 48] y) {
+      a = MatMul(x, w1) lengths = Shape(a)
+      s = If (flag) <
+        then_branch = t () => (int64[2] o) { o = Identity(lengths) },
+        else_branch = e () => (int64[2] q) { q = Abs(lengths) }
+      >
+      b = Reshape(a, s) y = MatMul(b, w2)
+    }"""
+    source = read_model(_save(tmp_path / "model.onnx", text))
+    assert "If" in [node.op_type for node in source.model.graph]
 
 
 def test_a_branch_that_draws_from_nothing_stays_closed(tmp_path: Path) -> None:

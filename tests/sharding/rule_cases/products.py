@@ -34,10 +34,23 @@ def _matmul() -> list[Case]:
         Case("FusedMatMul", [f32(2, 12, 24), f32(36, 24)], {"alpha": 0.5, "transB": 1}, 1, domain=MICROSOFT),
         Case("FusedMatMul", [f32(2, 24, 12), f32(24, 36)], {"transA": 1}, 1, domain=MICROSOFT),
         Case("FusedMatMul", [f32(2, 12, 5, 24), f32(2, 12, 7, 24)], {"transB": 1}, 1, domain=MICROSOFT),
+        *_first_axis_turned(),
         Case("MatMulInteger", [u8(2, 12, 24), u8(24, 36)], opset=10),
         Case("MatMulInteger", [u8(12, 24), u8(24, 36), scalar(3, np.uint8), scalar(7, np.uint8)]),
         Case("MatMulInteger", [u8(12, 24), u8(24, 36), scalar(3, np.uint8), Const(u8(36))]),
     ]
+
+
+def _first_axis_turned() -> list[Case]:
+    """The first axis of an operand lies before its last one."""
+    inputs: list[tuple[Any, Any, dict[str, object]]] = [
+        (f32(12, 5, 24), f32(24, 12, 36), {"transBatchB": 1}),
+        (f32(1, 12, 24), f32(36, 2, 24), {"transBatchB": 1, "transB": 1}),
+        (f32(12, 2, 24), f32(2, 24, 36), {"transBatchA": 1, "alpha": 0.5}),
+        (f32(24, 12, 5), f32(12, 24, 7), {"transBatchA": 1, "transA": 1}),
+        (f32(5, 2, 12, 24), f32(36, 2, 12, 24), {"transBatchA": 1, "transBatchB": 1, "transB": 1}),
+    ]
+    return [Case("FusedMatMul", [a, b], turned, 1, domain=MICROSOFT) for a, b, turned in inputs]
 
 
 def _gemm() -> list[Case]:
