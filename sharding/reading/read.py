@@ -25,8 +25,8 @@ from sharding.reading.control_flow import fold_branches, lift_weights
 from sharding.reading.declared import confirm, forget
 from sharding.reading.shapes import infer, part_merged_axes
 from sharding.rewrite.folded_weights import fold_weights
-from sharding.rewrite.packed_products import take_apart
 from sharding.rewrite.joined_directions import join_directions
+from sharding.rewrite.packed_products import take_apart
 from sharding.rewrite.recurrent_weights import recurrent_weights_to_initializers
 from sharding.slices.manifest import FileEntry, sha256_of
 from sharding.slices.state import StatePair

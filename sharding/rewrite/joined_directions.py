@@ -1,8 +1,8 @@
 """Two recurrent operators, one of which reads the same sequence backward, written as one of two directions.
 
-MindSpore exports a bidirectional layer so: an operator on the sequence, another on the reversed sequence, whose
-states are reversed again and put beside the first's. The rules cut one operator of two directions into its
-directions, a half of the weights for each rank; of two operators neither could be cut.
+MindSpore exports a bidirectional layer so: an operator on the sequence, another on the reversed sequence,
+whose states are reversed again and put beside the first's. The rules cut one operator of two directions into
+its directions, a half of the weights for each rank; of two operators neither could be cut.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def _reversed(value: ir.Value | None) -> ir.Value | None:
         numbers.append(int(found.reshape(-1)[0]))
     start, end, axis, step = numbers
     length = (shape_of(node.inputs[0]) or (None,))[0]
-    known = isinstance(length, int)
-    first = start == -1 or start >= 2**31 - 1 or (known and start >= length - 1)
-    last = end <= -(2**31) + 1 or (known and end < -length)
+    most = length if isinstance(length, int) else 2**31
+    first = start == -1 or start >= most - 1
+    last = end < -most or end <= -(2**31) + 1
     return node.inputs[0] if first and last and axis == 0 and step == -1 else None
 
 
@@ -132,15 +132,12 @@ def _last(writer: GraphWriter, both: ir.Value, forward: ir.Value, backward: ir.V
     for user, index in list(forward.uses()):
         if user.op_type != "Concat" or user.domain or user.attributes["axis"].value != 0:
             continue
-        values, result = list(user.inputs), user.outputs[0]
+        values = [value for value in user.inputs if value is not None]
         if values[index + 1 : index + 2] != [backward]:
             continue
         writer.place = user
-        take_place(
-            writer.graph,
-            result,
-            writer.op("Concat", [*values[:index], both, *values[index + 2 :]], axis=0),
-        )
+        made = writer.op("Concat", [*values[:index], both, *values[index + 2 :]], axis=0)
+        take_place(writer.graph, user.outputs[0], made)
         writer.graph.remove(user, safe=True)
     for start, old in ((0, forward), (1, backward)):
         if old.uses() or old.is_graph_output():
