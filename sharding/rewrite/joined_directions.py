@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sharding.graph.fold import small_constant
-from sharding.graph.values import plain_attribute, shape_of
+from sharding.graph.values import captured, integer_of, plain_attribute, shape_of
 from sharding.rewrite.graph_writer import GraphWriter, take_place
 
 if TYPE_CHECKING:
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 RECURRENT = frozenset({"RNN", "GRU", "LSTM"})
 OPSET = 13
 """The first with what is written and matched."""
+_STATES_BY = 2
+"""The input that multiplies the states."""
 _LENGTHS = 4
 """The input that has the length of each sequence."""
-_LISTED = ("activations", "activation_alpha", "activation_beta")
-"""Attributes that one direction has as a list, and two have as both lists in turn."""
+_LISTED = "activations"
+"""What one direction has as a list, and two have as both lists in turn."""
+_CONSUMED = frozenset({"activation_alpha", "activation_beta"})
+"""Lists of which each activation takes what it needs, or a default: joined, one could take the other's."""
 
 
 def join_directions(graph: ir.Graph, opset: int) -> None:
@@ -51,10 +55,11 @@ def join_directions(graph: ir.Graph, opset: int) -> None:
 
 def _layer(node: ir.Node) -> tuple[tuple[object, ...], bool] | None:
     """What the two directions of a layer have in common, and whether this is the backward one."""
-    if node.op_type not in RECURRENT or node.domain:
+    if node.op_type not in RECURRENT or node.domain or len(node.inputs) <= _STATES_BY:
         return None
     given = tuple(place for place, value in enumerate(node.inputs) if value is not None)
-    if any(item.is_ref() for item in node.attributes.values()) or _LENGTHS in given:
+    unfit = any(name in _CONSUMED or item.is_ref() for name, item in node.attributes.items())
+    if unfit or _LENGTHS in given:
         return None  # with lengths, a reversed sequence would begin with what fills it up
     attributes = {name: plain_attribute(item) for name, item in node.attributes.items()}
     direction = attributes.pop("direction", "forward")
@@ -63,7 +68,7 @@ def _layer(node: ir.Node) -> tuple[tuple[object, ...], bool] | None:
     turned = _reversed(node.inputs[0])
     if turned is not None and direction == "reverse":
         return None
-    alike = [name if name in _LISTED else f"{name} {item!r}" for name, item in sorted(attributes.items())]
+    alike = [name if name == _LISTED else f"{name} {item!r}" for name, item in sorted(attributes.items())]
     layer = (node.op_type, turned or node.inputs[0], given, len(node.outputs), *alike)
     return layer, direction == "reverse" or turned is not None
 
@@ -90,18 +95,19 @@ def _reversed(value: ir.Value | None) -> ir.Value | None:
 def _join(writer: GraphWriter, place: ir.Node, forward: ir.Node, backward: ir.Node) -> bool:
     """Writes both as one, where the later one stands; False where that cannot be."""
     read = _read_together(forward, backward)
-    width = (shape_of(forward.inputs[2]) or (None,))[-1]
-    if read is None or not isinstance(width, int) or _waits(forward, backward) or _waits(backward, forward):
+    width, other_width = ((shape_of(node.inputs[_STATES_BY]) or (None,))[-1] for node in (forward, backward))
+    if read is None or not isinstance(width, int) or width != other_width:
+        return False
+    if _waits(forward, backward) or _waits(backward, forward):
         return False
     graph, writer.place = writer.graph, place
     inputs = [forward.inputs[0]]
     for one, other in zip(forward.inputs[1:], backward.inputs[1:], strict=True):
         inputs.append(None if one is None or other is None else _beside(writer, one, other))
     attributes: dict[str, object] = {"direction": "bidirectional"}
-    for name in _LISTED:
-        if name in forward.attributes:
-            attributes[name] = [*forward.attributes[name].value, *backward.attributes[name].value]
-    kept = [item for name, item in forward.attributes.items() if name not in (*_LISTED, "direction")]
+    if _LISTED in forward.attributes:
+        attributes[_LISTED] = [*forward.attributes[_LISTED].value, *backward.attributes[_LISTED].value]
+    kept = [item for name, item in forward.attributes.items() if name not in (_LISTED, "direction")]
     outputs = writer.node(forward.op_type, inputs, attributes, kept, len(forward.outputs))
     for made, old in zip(outputs, forward.outputs, strict=True):
         shape = shape_of(old)
@@ -129,20 +135,26 @@ def _beside(writer: GraphWriter, one: ir.Value, other: ir.Value) -> ir.Value:
 
 def _last(writer: GraphWriter, both: ir.Value, forward: ir.Value, backward: ir.Value) -> None:
     """A Concat of both last states reads them as they are; what reads one of them reads its part."""
+    place = writer.place
     for user, index in list(forward.uses()):
-        if user.op_type != "Concat" or user.domain or user.attributes["axis"].value != 0:
+        if not _is_concat(user, writer.graph, 0) or user.inputs[index + 1 : index + 2] != (backward,):
             continue
         values = [value for value in user.inputs if value is not None]
-        if values[index + 1 : index + 2] != [backward]:
-            continue
         writer.place = user
         made = writer.op("Concat", [*values[:index], both, *values[index + 2 :]], axis=0)
         take_place(writer.graph, user.outputs[0], made)
         writer.graph.remove(user, safe=True)
+    writer.place = place
     for start, old in ((0, forward), (1, backward)):
         if old.uses() or old.is_graph_output():
             bounds = [writer.constant([number]) for number in (start, start + 1, 0)]
             take_place(writer.graph, old, writer.op("Slice", [both, *bounds]))
+
+
+def _is_concat(node: ir.Node, graph: ir.Graph | None, *axes: int) -> bool:
+    """Whether it joins values in this graph itself, along one of these axes."""
+    joins = node.op_type == "Concat" and not node.domain and node.graph is graph
+    return joins and integer_of(node, "axis") in axes
 
 
 def _read_together(forward: ir.Node, backward: ir.Node) -> list[ir.Value] | None:
@@ -152,7 +164,7 @@ def _read_together(forward: ir.Node, backward: ir.Node) -> list[ir.Value] | None
         return None
     if _reversed(backward.inputs[0]) is not None:  # its states are from the end, too
         turned = [user for value in back for user, _ in value.uses()]
-        if any(_reversed(user.outputs[0]) not in back for user in turned):
+        if any(user.graph is not backward.graph or _reversed(user.outputs[0]) not in back for user in turned):
             return None
         back = [user.outputs[0] for user in turned]
     if any(value.is_graph_output() for value in (*ahead, *back)):
@@ -160,8 +172,12 @@ def _read_together(forward: ir.Node, backward: ir.Node) -> list[ir.Value] | None
     found = []
     for user in dict.fromkeys(user for value in (*ahead, *back) for user, _ in value.uses()):
         pair = list(user.inputs)
-        beside = user.op_type == "Concat" and not user.domain and user.attributes["axis"].value in (2, -1)
-        if not beside or len(pair) != 2 or pair[0] not in ahead or pair[1] not in back:
+        if (
+            not _is_concat(user, forward.graph, 2, -1)
+            or len(pair) != 2
+            or pair[0] not in ahead
+            or pair[1] not in back
+        ):
             return None
         found.append(user.outputs[0])
     return found
@@ -170,7 +186,10 @@ def _read_together(forward: ir.Node, backward: ir.Node) -> list[ir.Value] | None
 def _flat(states: ir.Value) -> list[ir.Value] | None:
     """The states of all times, of one direction, without the axis of directions."""
     found = []
+    node = states.producer()
     for user, _ in states.uses():
+        if node is None or user.graph is not node.graph:
+            return None
         axes = small_constant(user.inputs[1]) if len(user.inputs) == 2 and user.inputs[1] else None
         if user.op_type != "Squeeze" or user.domain or axes is None or axes.tolist() != [1]:
             return None
@@ -187,5 +206,5 @@ def _waits(node: ir.Node, other: ir.Node) -> bool:
             return True
         if above is not None and above not in seen:
             seen.add(above)
-            pending += [value for value in above.inputs if value is not None]
+            pending += [value for value in (*above.inputs, *captured(above)) if value is not None]
     return False

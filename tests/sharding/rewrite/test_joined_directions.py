@@ -69,7 +69,18 @@ def _on_two(model: Path, folder: Path) -> list[onnx.NodeProto]:
 
 @pytest.mark.parametrize("backward", [REVERSED, DIRECTION], ids=["reversed", "direction"])
 @pytest.mark.parametrize("op", GATES)
-@pytest.mark.parametrize("ends", ["h = Concat<axis = 0>(hf, lf, lb)", "h = Add(lf, lb)"])
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "h = Concat<axis = 0>(hf, lf, lb)",
+        "h = Add(lf, lb)",
+        "h0 = Concat<axis = 0>(lf, lb) h = Add(h0, lf)",  # together, and one alone
+        "k = ReduceMax<keepdims = 0>(x) c = Cast<to = 9>(k) h = If(c) <then_branch = one () => "
+        "(float[n, batch, 8] h1) { h1 = Concat<axis = 0>(lf, lb) }, else_branch = other () => "
+        "(float[n, batch, 8] h2) { h2 = Concat<axis = 0>(lb, lf) }>",
+    ],
+    ids=["together", "apart", "both", "in bodies"],
+)
 def test_each_rank_holds_one_direction(tmp_path: Path, op: str, backward: str, ends: str) -> None:
     (node,) = _on_two(_saved(tmp_path, op, backward, ends), tmp_path / "slices")
     found = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
@@ -88,10 +99,25 @@ def test_the_last_states_alone_are_enough(tmp_path: Path) -> None:
         (REVERSED, "h0 = ReduceSum(vf, zero) h = Add(lf, h0)"),  # the states of one are read alone
         (REVERSED.replace(", hb)", ", lf)"), "h = Identity(lb)"),  # the backward one waits for the other
         (REVERSED.replace("ub, last, first, zero", "ub, last, first, one"), "h = Identity(lb)"),  # the batch
+        (REVERSED.replace("8MORE", "8, clip = 0.1MORE"), "h = Identity(lb)"),
+        (  # it waits for the other through a body
+            "k = ReduceMax<keepdims = 0>(x) c = Cast<to = 9>(k) s = If(c) <then_branch = one () => "
+            "(float[1, batch, 8] h1) { h1 = Neg(lf) }, else_branch = other () => "
+            "(float[1, batch, 8] h2) { h2 = Identity(lf) }>" + REVERSED.replace(", hb)", ", s)"),
+            "h = Identity(lb)",
+        ),
     ],
+    ids=["one alone", "waits", "of the batch", "clip", "waits through a body"],
 )
 def test_what_is_no_layer_of_two_directions_stays(tmp_path: Path, backward: str, ends: str) -> None:
     assert len(_on_two(_saved(tmp_path, "GRU", backward, ends), tmp_path / "slices")) == 2
+
+
+def test_parameters_of_activations_stay_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an activation has none, it takes a default; in one list it would take the other direction's."""
+    monkeypatch.setitem(MORE, "GRU", ', activations = ["LeakyRelu", "LeakyRelu"], activation_alpha = [0.1]')
+    model = _saved(tmp_path, "GRU", REVERSED, "h = Identity(lb)")
+    assert len(_on_two(model, tmp_path / "slices")) == 2
 
 
 def test_a_bidirectional_layer_of_mindspore(tmp_path: Path) -> None:
