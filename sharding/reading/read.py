@@ -25,6 +25,7 @@ from sharding.reading.control_flow import fold_branches, lift_weights
 from sharding.reading.declared import confirm, forget
 from sharding.reading.shapes import infer, part_merged_axes
 from sharding.rewrite.folded_weights import fold_weights
+from sharding.rewrite.joined_directions import join_directions
 from sharding.rewrite.packed_products import take_apart
 from sharding.rewrite.recurrent_weights import recurrent_weights_to_initializers
 from sharding.slices.manifest import FileEntry, sha256_of
@@ -81,6 +82,7 @@ def read_model(path: str | Path, key: Key | None = None) -> Source:
             infer(model, path)
         if not fold_branches(model) and not open_bodies(model, path):
             break  # else what a body held may now be known better
+    join_directions(model.graph, model.opset_imports.get("", 1))
     part_merged_axes(model)
     made_of = fold_weights(model, path)
     made_of |= recurrent_weights_to_initializers(model, path)

@@ -84,6 +84,8 @@ def lstm(
         {"hidden_size": hidden, "direction": "bidirectional" if directions == 2 else "forward"},
         outputs=3,
     )
+    if directions == 1:
+        return b.squeeze(y, [1]), last_h, last_c
     joined = b.reshape(b.transpose(y, [0, 2, 1, 3]), (b.dim(wide, 0), batch, directions * hidden))
     return joined, last_h, last_c
 
