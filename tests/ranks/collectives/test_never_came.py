@@ -27,17 +27,19 @@ from ranks.run import group
 group.join()
 """
 BEGINS = """
-import mpi4py, threading
+import mpi4py, sys, threading
 mpi4py.rc.initialize = False
 from mpi4py import MPI
 from ranks.collectives.beginning import begin
 from ranks.identity.identity import identify
 threading.Timer(0.5, lambda: print("others go on", flush=True)).start()
-begin(MPI, identify(), 2.0)
+begin(MPI, identify(), float(sys.argv[1]))
 """
 
 
-def run(program: str, collectives: str, ends: str = ENDS) -> subprocess.CompletedProcess[str]:
+def run(
+    program: str, collectives: str, ends: str = ENDS, seconds: float = SECONDS
+) -> subprocess.CompletedProcess[str]:
     """What came of two ranks of an mpirun that a user started."""
     need("mpi")
     environ = {
@@ -47,7 +49,7 @@ def run(program: str, collectives: str, ends: str = ENDS) -> subprocess.Complete
     }  # fmt: skip
     command = [str(worlds.mpirun()), "-n", "2", "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]
     return subprocess.run(
-        [*command, sys.executable, "-c", ends + program],
+        [*command, sys.executable, "-c", ends + program, str(seconds)],
         env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
 
@@ -62,7 +64,7 @@ def test_a_rank_of_this_host(collectives: str) -> None:
 
 def test_a_rank_of_which_nothing_is_known() -> None:
     """As where it is on another host. In the time-out's place, what other threads do is not held up."""
-    done = run(BEGINS, "mpi")
+    done = run(BEGINS, "mpi", seconds=2)
     assert done.returncode == 1
     assert "others go on" in done.stdout
     waited = f"shardrun: error: rank 0 on host {os.uname().nodename} has waited 2 s in MPI_Init for the other"
