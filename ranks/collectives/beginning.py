@@ -13,10 +13,13 @@ import ctypes
 import os
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from ranks.common.pulse import wait
 from ranks.identity.place import Identity
+
+_MPICH_FILES = "/dev/shm/mpich_shm_"
 
 
 @wait
@@ -60,7 +63,13 @@ def _watch(identity: Identity, seconds: float, begun: threading.Event) -> None:
 
 
 def end(why: str) -> None:
-    """Ends this process from whichever thread calls it."""
+    """Ends this process from whichever thread calls it, and takes with it what MPICH would leave behind: it
+    removes its shared memory's file only after all have opened that."""
+    with contextlib.suppress(OSError):
+        for name in {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}:
+            if name.startswith(_MPICH_FILES):
+                with contextlib.suppress(OSError):  # another rank has removed it
+                    Path(name).unlink()
     with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it any more
         print(f"shardrun: error: {why}", file=sys.stderr, flush=True)
     os._exit(1)

@@ -8,7 +8,6 @@ processes of what started the ranks say which are still there.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,25 +41,26 @@ def watched(identity: Identity) -> Iterator[None]:
 
 
 def _variable(identity: Identity) -> str:
-    """By which the ranks' processes are known; "" where processes beside them see their end."""
-    if os.environ.get(sources.OMPI_RANK):
-        return sources.OMPI_RANK
-    if identity.source.startswith(sources.SLURM):
-        return sources.SLURM_PROCID
-    return sources.PMI_RANK if os.environ.get(sources.PMI_RANK) else ""
+    """By which the ranks' processes are known; "" where processes beside them see their end.
+
+    It must be what this rank goes by itself: torchrun's ranks inside of an mpirun have its variables too, and
+    all the same ones.
+    """
+    numbered = (sources.OMPI_RANK, sources.SLURM_PROCID, sources.PMI_RANK)
+    return next((name for name in numbered if identity.source.startswith(f"{name} ")), "")
 
 
 def _watch(identity: Identity, launcher: int, name: str, joined: threading.Event) -> None:
     missed, wanted = 0, identity.local_size or 0
     while not joined.wait(_LOOK_SECONDS):
-        here = present(launcher, name)
-        if identity.rank not in here or len(here) >= wanted or is_stopped(launcher):
+        here, unknown = present(launcher, name)
+        if identity.rank not in here or len(here) + unknown >= wanted or is_stopped(launcher):
             missed = 0
             continue
         missed += 1
         if missed < _LOOKS:
             continue
-        gone = sorted(set(range(wanted)) - here) if identity.shares_host else []
+        gone = sorted(set(range(wanted)) - here) if identity.shares_host and not unknown else []
         who = f"rank {gone[0]}" if gone else f"one of the {wanted} ranks"
         end(
             f"rank {identity.rank} on host {identity.host} waits in vain: {who} on this host ended before "
@@ -69,15 +69,25 @@ def _watch(identity: Identity, launcher: int, name: str, joined: threading.Event
         )
 
 
-def present(launcher: int, name: str) -> set[int]:
-    """The ranks whose processes the launcher on this host has, by the variable that numbers them."""
-    found = set()
+def present(launcher: int, name: str) -> tuple[set[int], int]:
+    """The ranks whose processes the launcher on this host has, by the variable that numbers them; and of how
+    many processes nothing can be read: those of another user, or that wrote their title over it."""
+    found, unknown = set(), 0
     mark = f"{name}=".encode()
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{launcher}/task").iterdir():
             for word in (thread / "children").read_text().split():
-                with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile, or is no rank
-                    told = Path(f"/proc/{word}/environ").read_bytes().split(b"\0")
-                    if status(int(word)) is not None:
-                        found.update(int(one[len(mark) :]) for one in told if one.startswith(mark))
-    return found
+                told = _environment(word)
+                if status(int(word)) is None:  # it has ended
+                    continue
+                unknown += b"=" not in told
+                with contextlib.suppress(ValueError):
+                    found.update(int(one[len(mark) :]) for one in told.split(b"\0") if one.startswith(mark))
+    return found, unknown
+
+
+def _environment(process: str) -> bytes:
+    try:
+        return Path(f"/proc/{process}/environ").read_bytes()
+    except OSError:
+        return b""
