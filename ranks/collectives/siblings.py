@@ -72,7 +72,8 @@ def _watch(identity: Identity, launcher: int, name: str, joined: threading.Event
 def present(launcher: int, name: str) -> tuple[set[int], int]:
     """The ranks whose processes the launcher on this host has, by the variable that numbers them; and of how
     many processes nothing can be read: those of another user, or that wrote their title over it."""
-    found, unknown = set(), 0
+    found: set[int] = set()
+    unknown = 0
     mark = f"{name}=".encode()
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{launcher}/task").iterdir():
