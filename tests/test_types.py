@@ -26,7 +26,8 @@ BORDER = {
     "a buffer is an array or a tensor of torch: its memory and backend know which": """
         ranks.collectives.base""",
     "torch, mpi4py and ray are loaded late, and their objects are handed back to them": """
-        ranks.collectives.mpi ranks.collectives.torch.device ranks.collectives.torch.distributed
+        ranks.collectives.beginning ranks.collectives.mpi ranks.collectives.torch.device
+        ranks.collectives.torch.distributed
         launcher.starters.ray launcher.starters.ray_cluster""",
     "a user's network, its arguments and what its library gives have no common type": """
         sharding.importers.networks.arguments sharding.importers.networks.cells

@@ -22,6 +22,7 @@ import numpy as np
 
 from ranks.collectives.arrays import split
 from ranks.collectives.base import Communicator, Groups
+from ranks.collectives.beginning import begin
 from ranks.collectives.host import HostCommunicator, What
 from ranks.collectives.single import SingleCommunicator
 from ranks.collectives.whole import CLOSED, FORKED
@@ -353,7 +354,7 @@ def connect(identity: Identity, timeout: float) -> MpiCommunicator:
             os.environ.setdefault("OMPI_MCA_btl_sm_backing_directory", folder)
         if identity.shares_host:  # or every rank listens on all interfaces, though none uses TCP
             os.environ.setdefault("OMPI_MCA_btl", "^tcp")
-        MPI.Init_thread(MPI.THREAD_SERIALIZED)
+        begin(MPI, identity, timeout)
         if first:
             atexit.register(_finalize, MPI, os.getpid())
     world = MPI.COMM_WORLD

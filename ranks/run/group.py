@@ -8,6 +8,7 @@ import os
 from ranks.collectives import connect, target_of
 from ranks.collectives.absence import ABSENCE
 from ranks.collectives.base import Communicator
+from ranks.collectives.siblings import watched
 from ranks.common import settings
 from ranks.devices import devices
 from ranks.errors import CollectiveError
@@ -62,7 +63,8 @@ class Groups:
             if device == "cuda":
                 self._demand_own_gpu(who, timeout)
         try:
-            communicator = connect(who, name, timeout, device)
+            with watched(who):
+                communicator = connect(who, name, timeout, device)
         except CollectiveError as error:
             ABSENCE.failed(who, error)
             raise

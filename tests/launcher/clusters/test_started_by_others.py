@@ -77,3 +77,21 @@ def test_a_rank_that_ends_before_it_has_joined(slurm: Cluster, tmp_path: Path) -
     gone = f"Rank 1 on host {NAMES[1]} ended before all ranks had joined: see what it said."
     assert f"rank 0 on host {NAMES[0]}: {gone}" in done.stderr, done.stderr
     slurm.slurm.idle()
+
+
+def test_a_rank_of_another_host_that_never_joins(slurm: Cluster, tmp_path: Path) -> None:
+    """It ends with exit code 0, for which `srun -K` ends no other, and nothing reaches a rank in MPI_Init."""
+    assert slurm.slurm is not None
+    path = tmp_path / "task.sh"
+    words = f"--collectives mpi --timeout 3 {slurm.slices} --quiet"
+    path.write_text(f"[ $SLURM_PROCID = 1 ] && exit 0\nexec {sys.executable} -m launcher.cli run {words}\n")
+    srun = ["salloc", "--quiet", "--nodes=2", "--ntasks=2", "srun", "-K", "--mpi=pmix"]
+    done = subprocess.run(
+        slurm.hosts.command(NAMES[0], [*srun, "sh", path], **slurm.slurm.environment),
+        cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=2 * _SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    waited = f"rank 0 on host {NAMES[0]} has waited 3 s in MPI_Init for the other rank: look for one that"
+    assert f"shardrun: error: {waited}" in done.stderr, done.stderr
+    slurm.slurm.idle()
