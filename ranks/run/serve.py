@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from ranks.common import large_pages
+from ranks.common import heap, large_pages
 from ranks.common.pulse import work
 from ranks.errors import CollectiveError, ShardrunError
 from ranks.identity.told import NOTHING
@@ -59,6 +59,7 @@ def serve(  # noqa: PLR0917 - the words of its command line
     began = time.perf_counter()
     asked = Asked.from_text(precision) if precision else None
     names = json.loads(weights) if weights else ()
+    heap.join()
     communicator, model = load(path, identity, target, asked=asked, variable_weights=names)
     control.send(
         Kind.READY, _describe(model, model.collectives or communicator.name, time.perf_counter() - began)
