@@ -65,7 +65,7 @@ def _full(start: int, end: int) -> Iterator[tuple[int, int]]:
     first, last = -(-start // _PAGE) * _PAGE, end // _PAGE * _PAGE
     if first >= last:
         return
-    word = np.dtype(np.uint64).itemsize  # of pagemap: one for each page, its highest bit says that it is there
+    word = np.dtype(np.uint64).itemsize  # of pagemap: one a page, and its highest bit says that it is there
     with Path("/proc/self/pagemap").open("rb") as pages:
         pages.seek(first // mmap.PAGESIZE * word)
         there = np.frombuffer(pages.read((last - first) // mmap.PAGESIZE * word), np.uint64) >> np.uint64(63)
