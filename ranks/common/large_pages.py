@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
+from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
 
 _MADV_COLLAPSE = 25  # Linux 6.1; asm-generic/mman-common.h
 _PAGE = 2 << 20
 _USED = 0.9
-"""The part of a block that must be in use: what is not would be taken, too."""
+"""The part of a large page's place that must be in use: what is not would be taken, too."""
+_SPARSE = 1 / 16
+"""Of a block that is used less than this much it is not looked up which pages are: it may have terabytes."""
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def collapse() -> None:
-    """Moves this process's own large blocks of memory into large pages, now.
+    """Moves what this process's own large blocks of memory hold into large pages, now.
 
     Nothing where the system is set to have none, or its kernel is older. Where there are no such pages left,
     memory stays as it is.
@@ -29,23 +35,41 @@ def collapse() -> None:
             return
         advise = ctypes.CDLL(None).madvise
         for start, end in _blocks():
-            first, last = -(-start // _PAGE) * _PAGE, end // _PAGE * _PAGE
-            if first < last:
+            for first, last in _full(start, end):
                 advise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_COLLAPSE)
 
 
 def _blocks() -> list[tuple[int, int]]:
-    """Private memory of no file, nearly all of it in use: where it begins and ends."""
+    """Private memory of no file that is in use: where it begins and ends."""
     found, here = [], (0, 0)
     for line in Path("/proc/self/smaps").read_text(errors="replace").splitlines():
         # start-end permissions offset device inode path, and then lines of "Name: value kB".
         name, _, rest = line.partition(" ")
         if name.endswith(":"):
-            size = here[1] - here[0]
-            if name == "Anonymous:" and size >= _PAGE and int(rest.split()[0]) << 10 >= _USED * size:
+            used = int(rest.split()[0]) << 10 if name == "Anonymous:" else 0
+            if used >= max(_PAGE, _SPARSE * (here[1] - here[0])) and here[1]:
                 found.append(here)
             continue
         permissions, _, _, inode = rest.split(None, 4)[:4]
         start, _, end = name.partition("-")
         here = (int(start, 16), int(end, 16)) if permissions == "rw-p" and inode == "0" else (0, 0)
     return found
+
+
+def _full(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The parts of a block in which nearly all of each large page's place is in use.
+
+    A block is no measure: the kernel joins neighbours, so that weights and a buffer that hardly anything has
+    been written to may be one.
+    """
+    first, last = -(-start // _PAGE) * _PAGE, end // _PAGE * _PAGE
+    if first >= last:
+        return
+    word = np.dtype(np.uint64).itemsize  # of pagemap: one a page, and its highest bit says that it is there
+    with Path("/proc/self/pagemap").open("rb") as pages:
+        pages.seek(first // mmap.PAGESIZE * word)
+        there = np.frombuffer(pages.read((last - first) // mmap.PAGESIZE * word), np.uint64) >> np.uint64(63)
+    used = np.mean(there.reshape(-1, _PAGE // mmap.PAGESIZE), axis=1) >= _USED
+    edges = np.flatnonzero(np.diff(used, prepend=False, append=False)).tolist()
+    for begin, stop in zip(edges[::2], edges[1::2], strict=True):
+        yield first + begin * _PAGE, first + stop * _PAGE

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ranks.cache import locks
 from ranks.collectives.base import Communicator
+from ranks.common import heap
 from ranks.common.progress import LOADING
 from ranks.common.tensors import Dim, element_number, spec_of
 from ranks.devices import devices
@@ -57,6 +58,8 @@ class LoadOptions:
     """Seconds to wait for another process that makes the same; default: ``SHARDRUN_TIMEOUT``."""
     keep: bool = True
     """Whether weights may be prepared in the cache, where they stay."""
+    alone: bool = False
+    """Whether this process does nothing but serve the model, so that its heap may be set for it."""
 
 
 DEFAULTS = LoadOptions()
@@ -101,6 +104,8 @@ def load(
         communicator = group.join_for(provider)
     rank, size = (communicator.rank, communicator.size) if communicator else (0, 1)
     file = shard.verify(rank, size, hashes=options.check)
+    if options.alone and shard.manifest is not None and shard.manifest.state:
+        heap.join()  # each of many small steps will read all weights
     local_size = group.local_size(communicator)
     config = SessionConfig(
         threads=threads if threads is not None else default_threads(local_size),

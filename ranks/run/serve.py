@@ -53,13 +53,16 @@ def serve(  # noqa: PLR0917 - the words of its command line
     from ranks.cache import staged
     from ranks.collectives.broadcast import Spreader
     from ranks.precision.request import Asked
+    from ranks.run.executor import LoadOptions
     from ranks.run.target import load
 
     path = staged.here(path, told, identity.host)
     began = time.perf_counter()
     asked = Asked.from_text(precision) if precision else None
     names = json.loads(weights) if weights else ()
-    communicator, model = load(path, identity, target, asked=asked, variable_weights=names)
+    communicator, model = load(
+        path, identity, target, asked=asked, variable_weights=names, options=LoadOptions(alone=True)
+    )
     control.send(
         Kind.READY, _describe(model, model.collectives or communicator.name, time.perf_counter() - began)
     )

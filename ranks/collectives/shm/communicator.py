@@ -19,11 +19,12 @@ from ranks.collectives import arrays
 from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.meeting import meet
 from ranks.collectives.rendezvous import Rendezvous
+from ranks.collectives.shm import gather
 from ranks.collectives.shm.area import PLACES, SLOT, Area, address_room, arena_bytes, create
 from ranks.collectives.shm.mail import Mailbox
 from ranks.collectives.shm.phases import DIRECT, Phases, say
 from ranks.collectives.shm.reduce import Sums
-from ranks.collectives.shm.sync import STEP, signature
+from ranks.collectives.shm.sync import signature
 from ranks.collectives.single import SingleCommunicator
 from ranks.collectives.whole import CLOSED
 from ranks.common.descriptors import close_all
@@ -103,26 +104,10 @@ class ShmCommunicator(Communicator):
         outer, inner = arrays.check_gather(buffer, out, axis, self.size)
         if not buffer.size or buffer.nbytes >= min(DIRECT, SLOT):
             return super().gathering(buffer, out, axis)
-        phases, me, number = self._phases, self.rank, self._phases.number
         what = say("all_gather", buffer)
         code = signature("all_gather", buffer.dtype.name, *buffer.shape, axis)
         rows, target = buffer.reshape(outer, inner), out.reshape(outer, self.size, inner)
-        ranks = range(self.size)
-        even, odd = ([phases.slot(rank, half * STEP, rows) for rank in ranks] for half in (0, 1))
-        others = [(peer, target[:, peer]) for peer in ranks if peer != me]
-        own = target[:, me]
-
-        def gather() -> None:
-            phases.check()
-            value = next(number)
-            slots = odd if value & STEP else even
-            slots[me][...] = rows
-            phases.meet(value | code, what)
-            own[...] = rows
-            for peer, theirs in others:
-                theirs[...] = slots[peer]
-
-        return gather
+        return gather.small(self._phases, rows, target, code, what)
 
     def all_to_all(self, buffer: Array, out: Array) -> None:
         phases = self._phases

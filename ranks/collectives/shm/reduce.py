@@ -15,7 +15,7 @@ from sharding.common.arrays import Array
 _WHOLE = 32 << 10  # bytes up to which more than two ranks each add everything, instead of a part each
 _PIECE = 512 << 10  # bytes of a piece of a large message: what two ranks work on stays in their caches
 _CHUNK = 1 << 20  # bytes that are added before they are handed out: they are still in the cache then
-_GLANCES = 50  # at a counter, before the calls that a longer wait takes
+GLANCES = 50  # at a counter, before the calls that a longer wait takes
 _MOST_SHAPES = 1024  # remembered
 
 Reduce = Callable[["Array"], None]
@@ -87,7 +87,7 @@ def _small_pair(phases: Phases, like: Array, code: int, what: What) -> Reduce:
     me, words, number, wait, order = phases.me, phases.words, phases.number, phases.wait, phases.order
     even, odd = (phases.slot(phases.rank, half * STEP, like) for half in (0, 1))
     even_in, odd_in = (phases.slot(peer, half * STEP, like) for half in (0, 1))
-    add, first, glances = np.add, phases.rank == 0, range(_GLANCES)
+    add, first, glances = np.add, phases.rank == 0, range(GLANCES)
 
     def reduce(buffer: Array) -> None:
         value = next(number)

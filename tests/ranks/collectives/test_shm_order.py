@@ -20,7 +20,7 @@ from ranks.collectives.shm import communicator, sync
 from ranks.collectives.shm.area import MAIL, PLACES
 from ranks.collectives.shm.phases import DIRECT
 from ranks.collectives.shm.sync import STEP
-from ranks.errors import CollectiveTimeoutError
+from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from ranks.identity.place import Identity
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -156,12 +156,24 @@ def slow_to_read(rank: communicator.ShmCommunicator) -> None:
         time.sleep(0.02)
 
     rank._phases.meet = late  # type: ignore[method-assign]
+    rank._phases.order = lambda: time.sleep(0.02)  # what is made ready once does not go through `meet`
 
 
 def gather(rank: communicator.ShmCommunicator, source: Array) -> Array:
     out = np.empty((2, *source.shape), source.dtype)
     rank.all_gather(source[None], out, 0)
     return out
+
+
+def gathered_again(rank: communicator.ShmCommunicator, source: Array) -> Array:
+    """By what is made ready once for a buffer that stays."""
+    ready = rank.__dict__.setdefault("ready", {})
+    if id(source) not in ready:
+        out = np.empty((2, *source.shape), source.dtype)
+        ready[id(source)] = (rank.gathering(source[None], out, 0), out)
+    call, out = ready[id(source)]
+    call()
+    return out.copy()
 
 
 def exchange(rank: communicator.ShmCommunicator, source: Array) -> Array:
@@ -182,6 +194,7 @@ def spread(rank: communicator.ShmCommunicator, source: Array) -> Array:
 
 OPERATIONS: dict[str, tuple[Callable[..., Array], Callable[[list[Array], int], Array]]] = {
     "all_gather": (gather, lambda parts, rank: np.stack(parts)),
+    "gathering": (gathered_again, lambda parts, rank: np.stack(parts)),
     "all_to_all": (exchange, lambda parts, rank: np.concatenate([np.split(p, 2)[rank] for p in parts])),
     "all_reduce": (total, lambda parts, rank: parts[0] + parts[1]),
     "broadcast": (spread, lambda parts, rank: parts[0]),
@@ -256,6 +269,7 @@ WAITS: dict[str, Callable[[communicator.ShmCommunicator], object]] = {
     "barrier": lambda rank: rank.barrier(),
     "all_reduce": lambda rank: rank.all_reduce(np.ones(3, np.float32)),
     "all_gather": lambda rank: gather(rank, np.ones(3, np.float32)),
+    "gathering": lambda rank: gathered_again(rank, np.ones(3, np.float32)),
     "recv": lambda rank: rank.recv(np.ones(3, np.float32), 1),
     "send": lambda rank: [rank.send(np.ones(3, np.float32), 1) for _ in range(PLACES + 1)],
 }
@@ -275,3 +289,26 @@ def test_waiting_ends_when_the_time_is_over_neither_sooner_nor_later(
     with pytest.raises(CollectiveTimeoutError, match="within 2 s"):
         WAITS[operation](pair[0])
     assert 2.0 <= clock.asked / 100 < 2.1
+
+
+def test_gathers_made_ready_that_do_not_agree_raise_and_end_the_group(
+    pair: Pair, pool: ThreadPoolExecutor
+) -> None:
+    calls = [
+        rank.gathering(np.ones((1, 3 + rank.rank), np.float32), np.empty((2, 3 + rank.rank), np.float32))
+        for rank in pair
+    ]
+    gathers = [pool.submit(call) for call in calls]
+    assert any(isinstance(one.exception(PATIENCE), CollectiveError) for one in gathers)
+    for one, call in zip(gathers, calls, strict=True):
+        if one.exception() is not None:
+            with pytest.raises(CollectiveError, match="cannot be used any more"):
+                call()
+
+
+def test_a_gather_made_ready_says_that_its_peer_is_gone(pair: Pair) -> None:
+    first, second = pair
+    call = first.gathering(np.ones((1, 3), np.float32), np.empty((2, 3), np.float32))
+    second.close()
+    with pytest.raises(PeerLostError):
+        call()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +47,58 @@ class Block:
         return not advise(ctypes.c_void_p(first), ctypes.c_size_t(PAGE), 25)
 
 
-def test_full_blocks_move_and_others_do_not() -> None:
-    full, sparse = Block(mmap.MADV_DONTDUMP, SIZE), Block(mmap.MADV_DONTFORK, PAGE)
+def can_move_here() -> bool:
+    """Whether this system moves memory into large pages."""
+    return Block(mmap.MADV_DONTDUMP, SIZE).can_move() and "[never]" not in large_pages._SETTING.read_text()
+
+
+def test_what_is_full_moves_and_what_is_not_stays() -> None:
+    full, sparse = Block(mmap.MADV_DONTDUMP, SIZE), Block(mmap.MADV_DONTFORK, PAGE // 2)
     before = sparse.size("Rss")
     assert before < SIZE // 2 and full.size("AnonHugePages") == 0
     large_pages.collapse()
     for block in (full, sparse):
         assert np.array_equal(block.array, block.want)
     assert sparse.size("Rss") == before and sparse.size("AnonHugePages") == 0
-    able = Block(mmap.MADV_DONTDUMP, SIZE).can_move() and "[never]" not in large_pages._SETTING.read_text()
-    assert full.size("Rss") == SIZE and (full.size("AnonHugePages") >= SIZE // 2) == able
+    assert full.size("Rss") == SIZE and (full.size("AnonHugePages") >= SIZE // 2) == can_move_here()
+
+
+def test_weights_move_that_lie_in_one_block_with_memory_that_is_not_used() -> None:
+    half = Block(mmap.MADV_DONTFORK, SIZE // 2)
+    before = half.size("Rss")
+    large_pages.collapse()
+    assert np.array_equal(half.array, half.want)
+    assert half.size("Rss") <= before + PAGE
+    assert (half.size("AnonHugePages") >= SIZE // 2 - PAGE) == can_move_here()
+
+
+JOINED = """
+import ctypes, mmap, sys
+from pathlib import Path
+from ranks.common import heap, large_pages
+if sys.argv[1] == "joined":
+    heap.join()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+for number in range(16):  # each of a file, which is let go then and leaves a gap too small for the next
+    size = (3 << 20) + (number << 14)
+    file = mmap.mmap(-1, size)
+    ctypes.memset(ctypes.c_void_p(libc.malloc(ctypes.c_size_t(size))), 1, size)
+    file.close()
+large_pages.collapse()
+lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+print(next(int(line.split()[1]) >> 10 for line in lines if line.startswith("AnonHugePages")))
+"""
+
+
+@pytest.mark.skipif(not can_move_here(), reason="this system has no large pages, or its kernel is older")
+def test_weights_of_a_rank_lie_side_by_side_so_that_nearly_all_is_in_large_pages() -> None:
+    command = [sys.executable, "-c", JOINED]
+    joined, apart = (
+        int(subprocess.run([*command, how], check=True, capture_output=True).stdout)
+        for how in ("joined", "apart")
+    )
+    assert joined >= 40 > apart  # of 49 MiB; with a mapping each, a third lies in the edges
 
 
 @pytest.mark.parametrize("setting", ["always madvise [never]", None])

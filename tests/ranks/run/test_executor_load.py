@@ -16,10 +16,12 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from ranks.common import heap
 from ranks.errors import DeviceError, IdentityError, ModelError, ShardError, ShardrunError
 from ranks.run import executor, group
 from ranks.run.placement import Placement
 from sharding import slice_model
+from tests.ranks import state_models
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.rank_models import joined, save
 from tests.ranks.run.test_executor import assert_close, mlp, mlps, reference, rows
@@ -70,6 +72,24 @@ def test_a_slice_folder_runs_as_the_whole_model(slices: Path, as_file: bool) -> 
         assert 4 * 64 * 256 <= loaded.stats.weight_bytes < 4 * 64 * 256 * 1.1
 
     on_ranks(2, work)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("form", ["state", "none"])
+def test_the_heap_is_set_for_ranks_with_state_alone(
+    slices: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, alone: bool
+) -> None:
+    """Other ranks would hold more memory and gain nothing, and a program's own heap is its own."""
+    folder = slices / "two"
+    if form == "state":
+        folder = tmp_path / "slices"
+        state_models.buffered(tmp_path / "model.onnx")
+        slice_model(tmp_path / "model.onnx", 2, folder)
+    set_up: list[None] = []
+    monkeypatch.setattr(heap, "join", lambda: set_up.append(None))
+    options = executor.LoadOptions(alone=alone)
+    on_ranks(2, lambda c: executor.load(folder, communicator=c, threads=1, options=options))
+    assert bool(set_up) == (alone and form == "state")
 
 
 def test_wrong_world_size(two: Path) -> None:
