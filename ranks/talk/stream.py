@@ -61,6 +61,11 @@ class Stream:
         frame."""
         return wire.read_frame(self._fill, max_header, max_payload, self._reader, self._borrow)
 
+    @property
+    def holds(self) -> bool:
+        """Whether it has taken more from the socket than what it gave."""
+        return self._start < self._end
+
     def receive_ready(self) -> wire.Message | None:
         """The next message, if all of it has come; None where nothing has. Waits for nothing, nor copies
         much. Raises `UnfinishedError`, and as `receive` does, which then gives the message."""

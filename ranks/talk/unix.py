@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred
 _SENDER = (socket.SOL_SOCKET, getattr(socket, "SCM_CREDENTIALS", 2))
-_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_AT_ONCE, _CUT_OFF = _CLOSE_ON_EXEC | int(socket.MSG_DONTWAIT), int(socket.MSG_CTRUNC)  # enums are slow
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _SO_PEERPIDFD = 77  # asm-generic/socket.h
 _PIDFD_INFO = struct.Struct("Q52xi")  # struct pidfd_info: what is asked for and known, ..., exit_code
@@ -184,9 +185,9 @@ def receive_into(peer: socket.socket, target: memoryview, *, wait: bool = True) 
 
     Raises `OSError`; where a descriptor came for which there is no room, that of a want of descriptors.
     """
-    how = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | socket.MSG_DONTWAIT
+    how = _CLOSE_ON_EXEC if wait else _AT_ONCE
     count, extra, flags, _ = peer.recvmsg_into([target], _DESCRIPTOR_SPACE, how)
-    if flags & socket.MSG_CTRUNC:
+    if flags & _CUT_OFF:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     return count, _descriptors(extra) if extra else ()
 

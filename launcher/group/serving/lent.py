@@ -67,6 +67,8 @@ class Lent:
                     self._left = message
                     break
                 self._take(message)
+                if not self._stream.holds:  # else the loop says that there is more
+                    return
             else:
                 return
         except wire.UnfinishedError:

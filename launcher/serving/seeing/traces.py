@@ -30,6 +30,8 @@ class Trace:
 
     def passed(self, name: str, began: int, ended: int, **attributes: int | str) -> None:
         """Something of the request took place between two readings of `time.monotonic_ns`."""
+        if not self.span.is_recording():  # a sampler has left it out
+            return
         from opentelemetry.trace import set_span_in_context
 
         shift = time.time_ns() - time.monotonic_ns()
@@ -51,14 +53,14 @@ CURRENT: ContextVar[Trace | None] = ContextVar("shardrun_trace", default=None)
 class Traces:
     """Makes the spans of a server's requests."""
 
-    def __init__(self, tracer: Tracer | None = None) -> None:
-        """``tracer``: where spans go; None: nothing is noted."""
-        self._tracer = tracer
+    def __init__(self, tracer: Tracer | None = None, heard: Callable[[], bool] = lambda: True) -> None:
+        """``tracer``: where spans go; None: nothing is noted. ``heard``: whether they go anywhere now."""
+        self._tracer, self._heard = tracer, heard
 
     def request(self, method: str, route_of: Callable[[], str], headers: Mapping[str, str]) -> Trace | None:
         """The trace of a request that has come; `ended` ends it. ``route_of``: gives its path with the names
         of its parts, of which there are few."""
-        if self._tracer is None:
+        if self._tracer is None or not self._heard():
             return None
         route = route_of()
         from opentelemetry.trace import SpanKind
@@ -93,7 +95,12 @@ def traces_here() -> Traces:
 
     if any(os.environ.get(name) for name in _ENDPOINTS):
         _export()
-    return Traces(trace.get_tracer(NAME))
+
+    def heard() -> bool:
+        # The package may be there for something else; a program may say where spans go at any time.
+        return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+
+    return Traces(trace.get_tracer(NAME), heard)
 
 
 def _export() -> None:

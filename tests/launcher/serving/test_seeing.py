@@ -119,6 +119,24 @@ def test_nothing_is_imported_where_the_package_is_not_there() -> None:
     assert told.stdout.strip() == "None []", told.stderr
 
 
+def test_nothing_is_made_where_spans_go_nowhere() -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="needs opentelemetry-sdk")
+    program = """
+        from opentelemetry import trace
+        from opentelemetry.sdk.trace import TracerProvider
+        from launcher.serving.seeing.traces import traces_here
+        traces = traces_here()
+        print(traces.request("GET", lambda: "/", {}))
+        trace.set_tracer_provider(TracerProvider())
+        print(traces.request("GET", lambda: "/", {}).span.is_recording())
+    """
+    lines = "\n".join(line.strip() for line in program.splitlines())
+    told = subprocess.run(
+        [sys.executable, "-c", lines], check=False, capture_output=True, text=True, timeout=100
+    )
+    assert told.stdout.split() == ["None", "True"], told.stderr
+
+
 def test_the_log_of_requests(
     http: httpx.Client, server: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
