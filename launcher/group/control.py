@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hmac
 import os
 import queue
-import secrets
 import signal
 import socket
 import sys
@@ -171,7 +169,7 @@ class Listener:
     ) -> None:
         """``on_shortage``: this process could not take the connection of a rank, for want of threads;
         ``on_ended``: the process above a rank of another host says with which code it ended."""
-        self.secret = secrets.token_hex(16)
+        self.secret = os.urandom(16).hex()
         self._world_size = world_size
         self._on_hello, self._on_message, self._on_lost = on_hello, on_message, on_lost
         self._on_shortage, self._on_ended = on_shortage, on_ended
@@ -259,6 +257,8 @@ class Listener:
         job, rank, host = fields.get("job"), fields.get("rank"), fields.get("host")
         if hello.kind is not wire.Kind.HELLO or not isinstance(job, str):
             return None
+        import hmac
+
         if not hmac.compare_digest(job.encode(), self.secret.encode()):
             return None
         if type(rank) is not int or not 0 <= rank < self._world_size or not isinstance(host, str):
@@ -319,7 +319,7 @@ def _pid_of(sock: socket.socket) -> int | None:
 def _listen_unix() -> tuple[socket.socket, str]:
     if sys.platform != "linux":
         raise LaunchError("shardrun starts ranks on Linux only (abstract Unix sockets).")
-    name = f"@shardrun-{secrets.token_hex(8)}"
+    name = f"@shardrun-{os.urandom(8).hex()}"
     try:
         sock = unix.listen(unix.at(name), BACKLOG, socket.SOCK_STREAM)
     except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import sys
 from pathlib import Path
 
@@ -14,6 +13,8 @@ _ARG_START, _ARG_END = 47, 48
 
 def short_name(secret: str) -> str:
     """The name of a job, which tells it from others and says nothing of its secret."""
+    import hashlib
+
     return hashlib.sha256(b"name of " + secret.encode()).hexdigest()[:6]
 
 

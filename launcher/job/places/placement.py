@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SHOWN = 8
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}", re.ASCII)
+_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,254}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ def parse_variables(texts: Iterable[str]) -> dict[str, str]:
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not _VARIABLE.fullmatch(name):
+        if not re.fullmatch(_VARIABLE, name):
             raise ConfigError(f"--env: expected NAME or NAME=VALUE, found {shortened(text, 80)!r}")
         if not equals and name not in os.environ:
             raise ConfigError(f"--env {name}: {name} is not set here; give --env {name}=VALUE")
@@ -163,7 +163,7 @@ def check_variables(variables: Mapping[str, str], where: str) -> None:
 
     own = {variable.name for variable in VARIABLES if variable.of_one_job}
     for name, value in variables.items():
-        if not _VARIABLE.fullmatch(name):
+        if not re.fullmatch(_VARIABLE, name):
             raise ConfigError(f"{where}{shortened(name, 80)}: expected the name of a variable")
         if "\0" in value:
             raise ConfigError(f"{where}{name}: expected a text without NUL characters")
