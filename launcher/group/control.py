@@ -184,6 +184,9 @@ class Listener:
         threading.Thread(target=self._accept, name="shardrun accept", daemon=True).start()
 
     def _accept(self) -> None:
+        # Now: when the first rank comes, there may be no descriptor left to load it.
+        import hmac  # noqa: F401
+
         refused = 0
         while True:
             try:
@@ -257,7 +260,7 @@ class Listener:
         job, rank, host = fields.get("job"), fields.get("rank"), fields.get("host")
         if hello.kind is not wire.Kind.HELLO or not isinstance(job, str):
             return None
-        import hmac
+        import hmac  # since `_accept`
 
         if not hmac.compare_digest(job.encode(), self.secret.encode()):
             return None

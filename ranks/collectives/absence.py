@@ -49,6 +49,11 @@ class Absence:
         self.first_stays = 0.0
         os.register_at_fork(after_in_child=self._forget)
 
+    @property
+    def stands(self) -> bool:
+        """Whether a process beside this one tells its end."""
+        return self._process is not None
+
     def stand(self, identity: Identity, collectives: str = "") -> None:
         """Starts it, unless whatever starts the ranks ends them all where one ends. ``collectives``: by which
         they are to join; "" as the environment says."""

@@ -19,6 +19,7 @@ from typing import Any
 from ranks.common.pulse import wait
 from ranks.identity.place import Identity
 
+_LOOK_SECONDS = 1.0
 _MPICH_FILES = "/dev/shm/mpich_shm_"
 
 
@@ -52,13 +53,16 @@ def _begin(mpi: Any) -> None:
 
 
 def _watch(identity: Identity, seconds: float, begun: threading.Event) -> None:
-    if begun.wait(min(seconds, threading.TIMEOUT_MAX)):
-        return
+    left = seconds
+    while left > 0:  # in short waits: the time in which all are stopped does not count
+        if begun.wait(min(left, _LOOK_SECONDS)):
+            return
+        left -= _LOOK_SECONDS
     others = "rank" if identity.world_size == 2 else "ranks"
     end(
         f"rank {identity.rank} on host {identity.host} has waited {seconds:g} s in MPI_Init for the other "
         f"{others}: look for one that never started, still loads, or ended with exit code 0, for which "
-        "mpirun and srun end no other; or raise SHARDRUN_TIMEOUT."
+        "mpirun and srun end no other; or raise --timeout (SHARDRUN_TIMEOUT)."
     )
 
 

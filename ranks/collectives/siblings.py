@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from ranks.collectives.absence import ABSENCE
 from ranks.collectives.beginning import end
 from ranks.common import settings, sources
 from ranks.common.processes import is_stopped, status
@@ -25,8 +26,10 @@ _LOOK_SECONDS, _LOOKS = 1.0, 5
 @contextlib.contextmanager
 def watched(identity: Identity) -> Iterator[None]:
     """While it lasts, the process ends, with one sentence and exit code 1, where a rank of this host has."""
-    name, launcher = _variable(identity), end_with_launcher()
-    if settings.CONTROL.text() or not name or not launcher or (identity.local_size or 1) < 2:
+    others_tell = settings.CONTROL.text() or ABSENCE.stands or (identity.local_size or 1) < 2
+    name = "" if others_tell else _variable(identity)
+    launcher = end_with_launcher() if name else 0  # which ties this process to it
+    if not launcher:
         yield
         return
     joined = threading.Event()
@@ -41,7 +44,7 @@ def watched(identity: Identity) -> Iterator[None]:
 
 
 def _variable(identity: Identity) -> str:
-    """By which the ranks' processes are known; "" where processes beside them see their end.
+    """By which the ranks' processes are known; "" where nothing says it.
 
     It must be what this rank goes by itself: torchrun's ranks inside of an mpirun have its variables too, and
     all the same ones.
@@ -64,8 +67,8 @@ def _watch(identity: Identity, launcher: int, name: str, joined: threading.Event
         who = f"rank {gone[0]}" if gone else f"one of the {wanted} ranks"
         end(
             f"rank {identity.rank} on host {identity.host} waits in vain: {who} on this host ended before "
-            "all had joined, and what started them ends no other where that was with exit code 0: see what "
-            "it said, and whether it was to take part."
+            "all had joined, and what started them has ended no other: see what it said, and whether it was "
+            "to take part."
         )
 
 
@@ -77,7 +80,10 @@ def present(launcher: int, name: str) -> tuple[set[int], int]:
     mark = f"{name}=".encode()
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{launcher}/task").iterdir():
-            for word in (thread / "children").read_text().split():
+            words: list[str] = []
+            with contextlib.suppress(OSError):  # the thread has just ended
+                words = (thread / "children").read_text().split()
+            for word in words:
                 told = _environment(word)
                 if status(int(word)) is None:  # it has ended
                     continue

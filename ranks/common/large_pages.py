@@ -65,10 +65,12 @@ def _full(start: int, end: int) -> Iterator[tuple[int, int]]:
     first, last = -(-start // _PAGE) * _PAGE, end // _PAGE * _PAGE
     if first >= last:
         return
-    word = np.dtype(np.uint64).itemsize  # of pagemap: one a page, and its highest bit says that it is there
+    # Of pagemap, a word a page: bit 63 says that it is there, bit 56 that it is not all's, as that of zeros.
+    word = np.dtype(np.uint64).itemsize
     with Path("/proc/self/pagemap").open("rb") as pages:
         pages.seek(first // mmap.PAGESIZE * word)
-        there = np.frombuffer(pages.read((last - first) // mmap.PAGESIZE * word), np.uint64) >> np.uint64(63)
+        words = np.frombuffer(pages.read((last - first) // mmap.PAGESIZE * word), np.uint64)
+    there = words >> np.uint64(63) & words >> np.uint64(56) & np.uint64(1)
     used = np.mean(there.reshape(-1, _PAGE // mmap.PAGESIZE), axis=1) >= _USED
     edges = np.flatnonzero(np.diff(used, prepend=False, append=False)).tolist()
     for begin, stop in zip(edges[::2], edges[1::2], strict=True):

@@ -65,8 +65,9 @@ class Idle:
 
     def end(self) -> None:
         """A run has ended."""
-        began = self._began.pop() if self._began else self._last  # else a child that was forked in a run
-        self._last = now = _clock()
+        before = self._last
+        self._last = now = _clock()  # first: where nothing runs, it must be the last run's
+        began = self._began.pop() if self._began else before  # else a child that was forked in a run
         if now - began >= SHORT_SECONDS:
             with self._lock:
                 self._watch.start(self)

@@ -30,7 +30,7 @@ class Trace:
 
     def passed(self, name: str, began: int, ended: int, **attributes: int | str) -> None:
         """Something of the request took place between two readings of `time.monotonic_ns`."""
-        if not self.span.is_recording():  # a sampler has left it out
+        if not self.span.get_span_context().trace_flags.sampled:  # a sampler has left it out
             return
         from opentelemetry.trace import set_span_in_context
 

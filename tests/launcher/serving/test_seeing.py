@@ -119,6 +119,21 @@ def test_nothing_is_imported_where_the_package_is_not_there() -> None:
     assert told.stdout.strip() == "None []", told.stderr
 
 
+def test_what_follows_the_end_of_a_request_is_told_too() -> None:
+    """As where a client went away in the middle of a stream."""
+    sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="needs opentelemetry-sdk")
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), sdk.TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace = Traces(provider.get_tracer("tests")).request("GET", lambda: "/", {})
+    assert trace is not None
+    trace.span.end()
+    trace.passed("generate", 0, 1)
+    assert [span.name for span in exporter.get_finished_spans()] == ["GET /", "generate"]
+
+
 def test_nothing_is_made_where_spans_go_nowhere() -> None:
     pytest.importorskip("opentelemetry.sdk", reason="needs opentelemetry-sdk")
     program = """

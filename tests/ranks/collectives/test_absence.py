@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ranks.collectives import absence
+from ranks.collectives import absence, siblings
 from ranks.identity.identity import identify
 from tests.launcher.processes import wait_until
 from tests.left_behind import holding
@@ -287,3 +287,14 @@ def test_a_rank_and_the_process_beside_it_are_killed_together(ranks: Ranks) -> N
     ranks.start(0, "pass", "")
     out, errors, code = ranks.said(0)
     assert code != 0 and re.search(r"Ranks? 1\b.* did not join within 8 s", out + errors), (out, errors)
+
+
+def test_a_process_that_waits_for_no_other_is_not_tied_to_what_started_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(siblings, "end_with_launcher", lambda: pytest.fail("it is"))
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "0")
+    with siblings.watched(identify()):
+        pass
