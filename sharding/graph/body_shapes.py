@@ -18,6 +18,7 @@ from sharding.graph import contrib_shapes
 from sharding.graph.flow_shapes import joined
 from sharding.graph.fold import small_constant
 from sharding.graph.values import captured, shape_of
+from sharding.onnx_files import walk
 from sharding.onnx_files.kinds import declared_shape
 
 if TYPE_CHECKING:
@@ -116,8 +117,11 @@ class _Question:
         given, nodes = {**self.inputs, **more}, list(nodes)
         types = self._inferred(nodes, wanted, given, {})
         found: Types = {}
+        asked_with: dict[int, set[str]] = {}
         while True:  # behind each of what is found here onnx's inference goes on
-            fresh = {**_of_contrib(nodes, types), **self._of_bodies(nodes, types)}
+            fresh = {**_of_contrib(nodes, types), **self._of_bodies(nodes, types, asked_with)}
+            if fresh.keys() <= found.keys():
+                fresh = self._of_bodies(nodes, types, asked_with, wait=False)
             if fresh.keys() <= found.keys():
                 break
             found |= fresh
@@ -133,23 +137,40 @@ class _Question:
                     axis.Clear()
         return asked
 
-    def _of_bodies(self, nodes: Iterable[onnx.NodeProto], types: Types) -> Types:
-        """The types of what control flow inside the body gives, those known already left out."""
+    def _of_bodies(
+        self, nodes: list[onnx.NodeProto], types: Types, asked_with: dict[int, set[str]], wait: bool = True
+    ) -> Types:
+        """The types of what control flow inside the body gives, those known already left out.
+
+        A node waits as long as nodes before it may give it more. ``asked_with`` has what each, by its place,
+        did not know when it was asked: with no more than that it gives no more.
+        """
         found: Types = {}
-        for proto in nodes if self.depth < DEPTH else ():
-            unknown = {name for name in proto.output if name and declared_shape(types.get(name)) is None}
-            if not unknown or proto.domain or proto.op_type not in {"If", "Loop"}:
+        unknown_of = [
+            {n for n in proto.output if n and declared_shape(types.get(n)) is None} for proto in nodes
+        ]
+        still_open = set().union(*unknown_of)
+        for place, (proto, unknown) in enumerate(zip(nodes, unknown_of, strict=True)):
+            if not unknown or proto.domain or proto.op_type not in {"If", "Loop"} or self.depth >= DEPTH:
+                continue
+            missing = still_open.intersection(walk.mentioned(proto))
+            if (wait and missing) or asked_with.get(place) == missing:
                 continue
             if proto.op_type == "Loop" and any(declared_shape(types.get(n)) is None for n in proto.input[2:]):
                 continue  # not yet known, or never
-            inner = self._within(types)
-            made = inner.loop(proto) if proto.op_type == "Loop" else inner._branches(proto)
+            asked_with[place] = missing
+            inner = self._within(types, self.depth + 1)
+            try:
+                made = inner.loop(proto) if proto.op_type == "Loop" else inner._branches(proto)
+            except Exception as error:  # what is found of the others still holds
+                logger.debug("%s: %s", proto.name, error)
+                continue
             found |= {name: kind for name, kind in made.items() if name in unknown}
         return found
 
-    def _within(self, types: Types) -> _Question:
+    def _within(self, types: Types, depth: int) -> _Question:
         """The question for a body that may use values of these types."""
-        inner = _Question(self.versions, depth=self.depth + 1)
+        inner = _Question(self.versions, depth=depth)
         inner.inputs = {name: kind for name, kind in types.items() if name not in self.constants}
         inner.constants = dict(self.constants)
         return inner
@@ -160,7 +181,7 @@ class _Question:
 
         ways = []
         for body in (item.g for item in message.attribute):
-            way = self._within(self.inputs)
+            way = self._within(self.inputs, self.depth)
             way.constants |= {tensor.name: tensor for tensor in body.initializer}
             names = [value.name for value in body.output]
             found = way._ask(body.node, names, {})

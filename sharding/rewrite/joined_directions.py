@@ -7,16 +7,19 @@ its directions, a half of the weights for each rank; of two operators neither co
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from sharding.graph.fold import small_constant
 from sharding.graph.values import captured, integer_of, plain_attribute, shape_of
+from sharding.rewrite.built_weights import MOVES, chain
 from sharding.rewrite.graph_writer import GraphWriter, take_place
+from sharding.rewrite.recurrent_weights import RECURRENT, WEIGHTS
+from sharding.rules.flow import FLOW
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-RECURRENT = frozenset({"RNN", "GRU", "LSTM"})
 OPSET = 13
 """The first with what is written and matched."""
 _STATES_BY = 2
@@ -68,6 +71,8 @@ def _layer(node: ir.Node) -> tuple[tuple[object, ...], bool] | None:
     turned = _reversed(node.inputs[0])
     if turned is not None and direction == "reverse":
         return None
+    if _is_constant(turned or node.inputs[0]):
+        return None  # it enters no body, so that two bodies may read it: only the rest tells them apart
     alike = [name if name == _LISTED else f"{name} {item!r}" for name, item in sorted(attributes.items())]
     layer = (node.op_type, turned or node.inputs[0], given, len(node.outputs), *alike)
     return layer, direction == "reverse" or turned is not None
@@ -92,7 +97,23 @@ def _reversed(value: ir.Value | None) -> ir.Value | None:
     return node.inputs[0] if first and last and axis == 0 and step == -1 else None
 
 
-def _join(writer: GraphWriter, place: ir.Node, forward: ir.Node, backward: ir.Node) -> bool:
+def _is_constant(value: ir.Value | None) -> bool:
+    """Whether it is computed from constants only."""
+    pending, seen = [value], {value}
+    while pending:
+        current = pending.pop()
+        node = None if current is None else current.producer()
+        if current is None or (node is None and current.is_initializer()):
+            continue
+        if node is None or node.domain == FLOW or not node.inputs:
+            return False
+        above = {*node.inputs, *captured(node)} - seen
+        seen |= above
+        pending += above
+    return True
+
+
+def _join(writer: GraphWriter, later: ir.Node, forward: ir.Node, backward: ir.Node) -> bool:
     """Writes both as one, where the later one stands; False where that cannot be."""
     read = _read_together(forward, backward)
     width, other_width = ((shape_of(node.inputs[_STATES_BY]) or (None,))[-1] for node in (forward, backward))
@@ -100,9 +121,11 @@ def _join(writer: GraphWriter, place: ir.Node, forward: ir.Node, backward: ir.No
         return False
     if _waits(forward, backward) or _waits(backward, forward):
         return False
-    graph, writer.place = writer.graph, place
+    if not all(_own_weights(writer.graph, place, forward, backward) for place in WEIGHTS):
+        return False
+    graph, writer.place = writer.graph, later
     inputs = [forward.inputs[0]]
-    for one, other in zip(forward.inputs[1:], backward.inputs[1:], strict=True):
+    for one, other in zip_longest(forward.inputs[1:], backward.inputs[1:]):
         inputs.append(None if one is None or other is None else _beside(writer, one, other))
     attributes: dict[str, object] = {"direction": "bidirectional"}
     if _LISTED in forward.attributes:
@@ -124,6 +147,32 @@ def _join(writer: GraphWriter, place: ir.Node, forward: ir.Node, backward: ir.No
     for made, one, other in zip(outputs[1:], forward.outputs[1:], backward.outputs[1:], strict=True):
         _last(writer, made, one, other)
     return True
+
+
+def _own_weights(graph: ir.Graph, place: int, forward: ir.Node, backward: ir.Node) -> bool:
+    """Whether a weight of both becomes one initializer, and nothing else needs its halves.
+
+    Otherwise each rank would hold both whole, and put them together in every inference.
+    """
+    ends = [
+        value for node in (forward, backward) for value in node.inputs[place : place + 1] if value is not None
+    ]
+    order = [node for value in ends for node in chain(value, graph, MOVES)]
+    made = {value for node in order for value in node.outputs}
+    if not all(value in made or (value.is_initializer() and value.const_value is not None) for value in ends):
+        return False
+    read = [value for node in order for value in node.inputs if value is not None and not _is_whole(value)]
+    allowed = {(forward, place), (backward, place)}
+    return not any(
+        value.is_graph_output()
+        or any(user not in order and (user, at) not in allowed for user, at in value.uses())
+        for value in (*ends, *made, *read)
+    )
+
+
+def _is_whole(value: ir.Value) -> bool:
+    """Whether it is a place or length, which many weights may use."""
+    return value.is_initializer() and value.dtype is not None and value.dtype.is_integer()
 
 
 def _beside(writer: GraphWriter, one: ir.Value, other: ir.Value) -> ir.Value:
@@ -160,7 +209,7 @@ def _is_concat(node: ir.Node, graph: ir.Graph | None, *axes: int) -> bool:
 def _read_together(forward: ir.Node, backward: ir.Node) -> list[ir.Value] | None:
     """The values that have both states of all times side by side; None where something reads one alone."""
     ahead, back = _flat(forward.outputs[0]), _flat(backward.outputs[0])
-    if ahead is None or back is None:
+    if ahead is None or back is None or any(value.is_graph_output() for value in (*ahead, *back)):
         return None
     if _reversed(backward.inputs[0]) is not None:  # its states are from the end, too
         turned = [user for value in back for user, _ in value.uses()]

@@ -80,7 +80,10 @@ def _mask_of_keys(data: ir.Value, mask: ir.Value | None) -> bool:
     """Whether a mask, if there is one, is of a form that both operators take."""
     if mask is None:
         return True
-    shape, batch = shape_of(mask) or (), (shape_of(data) or (None,))[0]
+    shape, rows = shape_of(mask) or (), (shape_of(data) or ())[:2]
+    known = len(rows) == 2 and None not in rows
     if len(shape) == 1:  # how many keys each row has; of twice the length also where they start
-        return batch is not None and shape[0] == batch
-    return len(shape) in {2, 3}
+        return known and shape == rows[:1]
+    if len(shape) == 2:  # of one column it would say nothing there, and be refused here
+        return known and shape == rows
+    return len(shape) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,21 @@ SECONDS = 100
 _LATE = siblings._LOOK_SECONDS * siblings._LOOKS + 3
 ENDS = """
 import os, sys, time
+from pathlib import Path
+file = Path(os.environ["ENDED"])
 if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    written = Path(f"{file}.new")
+    written.write_text(str(os.getpid()))
+    written.rename(file)
     os._exit(0)
-time.sleep(1)  # where it has called MPI_Init before that, Open MPI itself notices
+while not file.exists():
+    time.sleep(0.01)
+status = Path("/proc", file.read_text(), "status")
+try:
+    while "State:\tZ" not in status.read_text():
+        time.sleep(0.01)  # where it has called MPI_Init before that, Open MPI itself notices
+except OSError:  # it has been waited for
+    pass
 """
 JOINS = """
 from ranks.run import group
@@ -31,10 +44,18 @@ BEGINS = """
 import mpi4py, sys, threading
 mpi4py.rc.initialize = False
 from mpi4py import MPI
-from ranks.collectives.beginning import begin
+from ranks.collectives import beginning
 from ranks.identity.identity import identify
-threading.Timer(0.5, lambda: print("others go on", flush=True)).start()
-begin(MPI, identify(), float(sys.argv[1]))
+said, end = threading.Event(), beginning.end
+def go_on():
+    print("others go on", flush=True)
+    said.set()
+def end_then(why):
+    said.wait()
+    end(why)
+beginning.end = end_then
+threading.Timer(0.5, go_on).start()
+beginning.begin(MPI, identify(), float(sys.argv[1]))
 """
 
 
@@ -49,10 +70,12 @@ def run(
         "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }  # fmt: skip
     command = [str(worlds.mpirun()), "-n", str(ranks), "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]
-    return subprocess.run(
-        [*command, sys.executable, "-c", ends + program, str(seconds)],
-        env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        return subprocess.run(
+            [*command, sys.executable, "-c", ends + program, str(seconds)],
+            env={**environ, "ENDED": f"{folder}/ended"}, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=SECONDS, check=False,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("collectives", ["mpi", "shm"])

@@ -1,5 +1,6 @@
 """Shapes of what control flow gives: layers after it are cut as those before it."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import onnx
 import pytest
 
 import sharding
+from sharding.graph import body_shapes
 from sharding.graph.values import shape_of
 from sharding.reading.read import read_model
 from tests.sharding import graphs, lockstep
@@ -149,3 +151,65 @@ def test_a_loop_in_a_branch_in_a_loop(tmp_path: Path) -> None:
     sharding.slice_model(path, 2, tmp_path / "slices")
     assert lockstep.collectives(tmp_path / "slices") == ["AllReduce"]
     lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, WIDTH), "times": np.array(2)})
+
+
+def _turns(before: str, name: str) -> str:
+    """A Loop, of which onnx's inference says nothing."""
+    return f"""Loop (times, , {before}) <body = b{name} (int64 i{name}, bool g{name}, float[] s{name}) =>
+      (bool m{name}, float[] n{name}) {{ m{name} = Identity(g{name}) n{name} = Tanh(s{name}) }}>"""
+
+
+def _choice(then: str, other: str, name: str) -> str:
+    return f"""If (go) <then_branch = t{name} () => (float[] p{name}) {{ p{name} = {then} }},
+      else_branch = e{name} () => (float[] q{name}) {{ q{name} = Neg({other}) }}>"""
+
+
+def _chain(length: int) -> str:
+    """A body with so many Ifs, each behind the other."""
+    names = ["state", *(f"a{number}" for number in range(1, length)), "next"]
+    return " ".join(
+        f"{after} = {_choice(_turns(before, str(number)), before, str(number))}"
+        for number, (before, after) in enumerate(itertools.pairwise(names))
+    )
+
+
+def test_each_branch_of_many_in_a_row_is_gone_through_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    inferred = body_shapes._Question._inferred
+
+    def counted(self: Any, *args: Any) -> Any:
+        asked.append(1)
+        return inferred(self, *args)
+
+    monkeypatch.setattr(body_shapes._Question, "_inferred", counted)
+    counts = []
+    for length in (4, 8, 12):
+        asked.clear()
+        path = _model(
+            tmp_path / f"{length}.onnx", _body(f"{_chain(length)} row = Neg(next)"), ["b", WIDTH], WEIGHTS
+        )
+        assert _shapes(path)["l"] == ("b", WIDTH)
+        counts.append(len(asked))
+    assert counts[2] - counts[1] == counts[1] - counts[0]
+
+
+def test_branches_count_once_each_in_depth(tmp_path: Path) -> None:
+    text = _turns("state", "")
+    for number in range(3):
+        text = _choice(text, "state", str(number))
+    path = _model(tmp_path / "model.onnx", _body(f"next = {text} row = Neg(next)"), ["b", WIDTH], WEIGHTS)
+    assert _shapes(path)["l"] == ("b", WIDTH)
+
+
+def test_a_body_that_cannot_be_gone_through_hides_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise ValueError("no such branches")
+
+    monkeypatch.setattr(body_shapes._Question, "_branches", refuse)
+    text = f"next = Tanh(state) {_chain(1).replace('next', 'other')} row = Neg(other)"
+    path = _model(tmp_path / "model.onnx", _body(text), ["b", WIDTH], WEIGHTS)
+    assert _shapes(path)["l"] == ("b", WIDTH)

@@ -338,26 +338,39 @@ def test_whole_experts_where_the_inner_axis_does_not_divide_or_as_steered(
         lockstep.assert_same(tmp_path / "out", path, {"x": x})
 
 
-@pytest.mark.parametrize("masked", ["not", "lengths", "keys", "starts"])
+MASKS: dict[str, Any] = {
+    "lengths": [3, 5],
+    "keys": [[1, 1, 0, 0, 1], [1] * 5],
+    "keys or a column": [[1, 1, 0, 0, 1], [1] * 5],
+    "starts": [3, 5, 0, 1],
+    "column": [[1], [0]],  # says nothing of keys, as the next
+    "number": [[0]],
+    "pairs": [[[1, 0, 1, 1, 0]] * 5] * 2,
+}
+WHOLE = ("keys or a column", "starts", "column", "number")
+"""Masks that only the whole operator takes."""
+
+
+@pytest.mark.parametrize("masked", ["not", *MASKS])
 def test_values_of_another_width_than_keys(masked: str, tmp_path: Path) -> None:
     net = Net()
-    x = net.input("x", TensorProto.FLOAT, 2, "s", WIDTH)
+    axes = [2, 5 if masked == "keys" else "s"]
+    x = net.input("x", TensorProto.FLOAT, *axes, WIDTH)
     wide = 3 * WIDTH // 2
     operands = [x, net.weight(WIDTH, 2 * WIDTH + wide), net.weight(2 * WIDTH + wide)]
     feeds: Feeds = {"x": np.random.default_rng(2).standard_normal((2, 5, WIDTH)).astype(np.float32)}
-    masks = {"lengths": [3, 5], "keys": [[1, 1, 0, 0, 1], [1] * 5], "starts": [3, 5, 0, 1]}
     if masked != "not":
-        feeds["m"] = np.asarray(masks[masked], np.int32)
-        operands.append(net.input("m", TensorProto.INT32, *feeds["m"].shape))
+        feeds["m"] = np.asarray(MASKS[masked], np.int32)
+        shape = [2, "columns"] if masked == "keys or a column" else feeds["m"].shape
+        operands.append(net.input("m", TensorProto.INT32, *shape))
     sizes = [WIDTH, WIDTH, wide]
     a = net.op("Attention", *operands, num_heads=HEADS, qkv_hidden_sizes=sizes, unidirectional=1)
     net.output(net.op("MatMul", a, net.weight(wide, WIDTH), domain=""), "y", TensorProto.FLOAT, 2, "s", WIDTH)
     path = net.save(tmp_path / "model.onnx")
     for world in (2, 4):
         manifest = sharding.slice_model(path, world, tmp_path / "out")
-        # A mask of lengths and starts is one that only the whole operator takes.
         whole = [name for name, entry in manifest.weights.items() if entry.placement == "replicated"]
-        assert (masked == "starts") == bool([name for name in whole if manifest.weights[name].bytes > 4096])
-        if masked != "starts":
+        assert (masked in WHOLE) == bool([name for name in whole if manifest.weights[name].bytes > 4096])
+        if masked not in WHOLE:
             assert lockstep.collectives(tmp_path / "out") == ["AllReduce"]
         lockstep.assert_same(tmp_path / "out", path, feeds)

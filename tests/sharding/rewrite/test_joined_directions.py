@@ -4,9 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from sharding import slice_model
+from sharding.reading.read import read_model
+from sharding.rewrite.joined_directions import _reversed
 from tests.sharding import graphs, lockstep
 
 HIDDEN, INPUTS = 8, 6
@@ -29,11 +32,18 @@ GRAPH = """g (float[time, batch, 6] x, float[1, batch, 8] hf, float[1, batch, 8]
 BOTH = "float[time, batch, 5] z, float[n, batch, 8] h"
 
 
-def _saved(folder: Path, op: str, backward: str, ends: str, outputs: str = BOTH) -> Path:
+def _saved(
+    folder: Path,
+    op: str,
+    backward: str,
+    ends: str,
+    outputs: str = BOTH,
+    more: dict[str, graphs.Array] | None = None,
+) -> Path:
     text = GRAPH.replace("BACKWARD", backward).replace("ENDS", ends).replace("OUTPUTS", outputs)
     text = text.replace("MORE", MORE[op]).replace("OP<", f"{op}<")
     text = text.replace("ACTIVATION", "Relu", 1).replace("ACTIVATION", "Tanh")
-    weights = {}
+    weights = dict(more or {})
     for number, way in enumerate("fb"):
         text = text.replace(f"LAST{way}", ", ".join(f"{name}{way}" for name in LAST[op].split(", ")))
         wide = GATES[op] * HIDDEN
@@ -54,8 +64,12 @@ def _feeds() -> dict[str, graphs.Array]:
 
 
 def _on_two(model: Path, folder: Path) -> list[onnx.NodeProto]:
-    """The recurrent nodes of the first of two ranks, which give the whole model's answers."""
-    slice_model(model, 2, folder)
+    return _on_ranks(model, folder, 2)
+
+
+def _on_ranks(model: Path, folder: Path, ranks: int) -> list[onnx.NodeProto]:
+    """The recurrent nodes of the first of so many ranks, which give the whole model's answers."""
+    slice_model(model, ranks, folder, allow_replicated=True)
     feeds = _feeds()
     session = graphs.session(model)
     feeds = {item.name: feeds[item.name] for item in session.get_inputs()}
@@ -124,4 +138,103 @@ def test_a_bidirectional_layer_of_mindspore(tmp_path: Path) -> None:
     model = Path(__file__).parents[2] / "data" / "mindir" / "lstm" / "model.mindir"
     slice_model(model, 2, tmp_path / "slices")
     nodes = onnx.load(tmp_path / "slices" / "rank_0.onnx", load_external_data=False).graph.node
-    assert [node.op_type for node in nodes].count("LSTM") == 1
+    (node,) = (node for node in nodes if node.op_type == "LSTM")
+    found = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    assert found["direction"] == b"forward"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "all_of_it"), [((-1, -6), True), ((4, -6), True), ((-1, 0), False), ((3, -6), False)]
+)
+def test_a_slice_that_stops_short_is_no_reversal(bounds: tuple[int, int], all_of_it: bool) -> None:
+    text = "g (float[5, batch] x) => (float[n, batch] y) { y = Slice(x, a, b, zero, back) }"
+    numbers = {"a": bounds[0], "b": bounds[1], "zero": 0, "back": -1}
+    weights = {name: np.array([number], np.int64) for name, number in numbers.items()}
+    graph = ir.serde.deserialize_model(graphs.model(text, weights)).graph
+    assert (_reversed(graph.outputs[0]) is graph.inputs[0]) == all_of_it
+
+
+def _directions(nodes: list[onnx.NodeProto]) -> list[object]:
+    found = ([item for item in node.attribute if item.name == "direction"] for node in nodes)
+    return [onnx.helper.get_attribute_value(items[0]) if items else b"forward" for items in found]
+
+
+def test_three_ranks_hold_the_layer_whole(tmp_path: Path) -> None:
+    model = _saved(tmp_path, "GRU", REVERSED, "h = Concat<axis = 0>(lf, lb)")
+    assert _directions(_on_ranks(model, tmp_path / "slices", 3)) == [b"bidirectional"]
+
+
+@pytest.mark.parametrize("backward", [REVERSED, DIRECTION], ids=["reversed", "direction"])
+def test_last_states_that_the_model_returns(tmp_path: Path, backward: str) -> None:
+    ends = "h = Concat<axis = 0>(lf, lb)"
+    outputs = f"{BOTH}, float[1, batch, 8] lf, float[1, batch, 8] lb"
+    model = _saved(tmp_path, "GRU", backward, ends, outputs)
+    assert _directions(_on_two(model, tmp_path / "slices")) == [b"forward"]
+
+
+@pytest.mark.parametrize("backward", [REVERSED, DIRECTION], ids=["reversed", "direction"])
+def test_states_that_the_model_returns_stay(tmp_path: Path, backward: str) -> None:
+    alone = "ub" if backward == REVERSED else "vb"
+    model = _saved(tmp_path, "GRU", backward, "h = Identity(lb)", f"{BOTH}, float[time, batch, 8] {alone}")
+    assert len(_on_two(model, tmp_path / "slices")) == 2
+    assert b"bidirectional" not in _directions(_read(model))
+
+
+def _read(model: Path) -> list[onnx.NodeProto]:
+    """The recurrent nodes as planning sees them."""
+    nodes = read_model(model).model.graph
+    return [ir.serde.serialize_node(node) for node in nodes if node.op_type in GATES]
+
+
+def test_an_input_that_is_left_out_at_the_end(tmp_path: Path) -> None:
+    model = _saved(tmp_path, "LSTM", REVERSED.replace(", hb)", ", hb, , )"), "h = Identity(lb)")
+    assert _directions(_on_two(model, tmp_path / "slices")) == [b"forward"]
+
+
+SECOND = (
+    "yf2, lf2 = GRU<hidden_size = 8>(y, wf2, rf) vf2 = Squeeze(yf2, one) "
+    "yr = Slice(y, last, first, zero, back) yb2, lb2 = GRU<hidden_size = 8>(yr, wb2, rb) "
+    "ub2 = Squeeze(yb2, one) vb2 = Slice(ub2, last, first, zero, back) "
+    "y2 = Concat<axis = 2>(vf2, vb2) h = ReduceSum<keepdims = 0>(y2, two)"
+)
+
+
+def _stacked(folder: Path, second: str) -> Path:
+    more = {f"w{way}2": graphs.array(1, 24, 2 * HIDDEN, seed=number) / 4 for number, way in enumerate("fb")}
+    more |= {f"r{way}2": graphs.array(1, 24, HIDDEN, seed=number) / 4 for number, way in enumerate("fb")}
+    return _saved(folder, "GRU", REVERSED, second, more=more | {"two": np.array([2], np.int64)})
+
+
+def test_two_layers(tmp_path: Path) -> None:
+    second = SECOND.replace("rf)", "rf2)").replace("rb)", "rb2)")
+    model = _stacked(tmp_path, second)
+    assert _directions(_on_two(model, tmp_path / "slices")) == [b"forward"] * 2
+
+
+def test_weights_of_two_pairs_are_kept_once(tmp_path: Path) -> None:
+    manifest = slice_model(_stacked(tmp_path, SECOND), 2, tmp_path / "slices")
+    assert not [
+        name for name in manifest.weights if name.startswith(("rf", "rb")) and name not in ("rf", "rb")
+    ]
+    assert len(_on_two(tmp_path / "model.onnx", tmp_path / "again")) == 4
+
+
+def test_a_sequence_in_numbers_that_two_branches_read(tmp_path: Path) -> None:
+    """One operator stands in each branch: they are never computed both."""
+    text = """g (float[1, 3, 32] h0, float[3] k) => (float[1, 3, 32] z) {
+      s = ReduceMax<keepdims = 0>(k) c = Greater(s, half) z = If(c) <
+        then_branch = one () => (float[1, 3, 32] z1) { yf, z1 = GRU<hidden_size = 32>(x, wf, rf, , , h0) },
+        else_branch = other () => (float[1, 3, 32] z2) {
+          yb, z2 = GRU<hidden_size = 32, direction = "reverse">(x, wb, rb, , , h0)
+        }
+      >
+    }"""
+    weights = {f"w{way}": graphs.array(1, 96, INPUTS, seed=seed) / 3 for seed, way in enumerate("fb")}
+    weights |= {f"r{way}": graphs.array(1, 96, 32, seed=seed) / 3 for seed, way in enumerate("fb")}
+    weights |= {"x": graphs.array(5, 3, INPUTS), "half": np.array(0.5, np.float32)}
+    model = graphs.save(tmp_path / "model.onnx", text, weights)
+    slice_model(model, 2, tmp_path / "slices", allow_replicated=True)
+    assert sorted(map(str, _directions(_read(model)))) == ["b'forward'", "b'reverse'"]
+    for level in (0.0, 1.0):
+        feeds = {"h0": graphs.array(1, 3, 32), "k": np.full(3, level, np.float32)}
+        lockstep.assert_same(tmp_path / "slices", model, feeds)
