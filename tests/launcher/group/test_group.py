@@ -215,6 +215,15 @@ def test_secret_is_on_no_command_line_and_inherited_by_nobody_else(group: Group)
     assert not any(secret.encode() in line for line in lines)
 
 
+def held(pid: int) -> set[Path]:
+    """What the descriptors of a process are."""
+    found = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it is closing what it has
+            found.add(link.readlink())
+    return found
+
+
 def test_a_forked_child_does_not_hold_the_ranks(two_slices: Path, launcher: str) -> None:
     with start(two_slices, launcher=launcher) as group:
         pid = os.fork()
@@ -227,11 +236,9 @@ def test_a_forked_child_does_not_hold_the_ranks(two_slices: Path, launcher: str)
             assert group.predict(slices.feeds())["y"].shape == (5, 3)
             descriptors = [peer.stream.socket.fileno() for peer in group._job._peers.values()]
             ours = {Path(f"/proc/self/fd/{number}").readlink() for number in descriptors}
-            theirs = set()
-            for link in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(FileNotFoundError):  # the child is closing what it has
-                    theirs.add(link.readlink())
-            assert len(ours) == 2 and not ours & theirs
+            assert len(ours) == 2
+            # A child that has not had the processor yet has closed nothing.
+            assert wait_until(lambda: not ours & held(pid), 30)
         finally:
             os.kill(pid, 9)
             os.waitpid(pid, 0)
