@@ -21,6 +21,10 @@ _USED = 0.9
 """The part of a large page's place that must be in use: what is not would be taken, too."""
 _SPARSE = 1 / 16
 """Of a block that is used less than this much it is not looked up which pages are: it may have terabytes."""
+_TRIES = 3
+"""A call gives up at the first place that finds no free page, or whose pages something holds just now. The
+kernel makes large pages free by moving others, so that the next call often gets further (madvise(2): ENOMEM,
+EAGAIN)."""
 _SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -36,7 +40,9 @@ def collapse() -> None:
         advise = ctypes.CDLL(None).madvise
         for start, end in _blocks():
             for first, last in _full(start, end):
-                advise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_COLLAPSE)
+                for _ in range(_TRIES):
+                    if not advise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_COLLAPSE):
+                        break
 
 
 def _blocks() -> list[tuple[int, int]]:

@@ -187,7 +187,8 @@ def test_the_workspace_is_what_the_values_take(tmp_path: Path) -> None:
     hidden = 4096 * 4
     assert hidden <= one <= 3 * hidden + 8192
     assert 256 * hidden <= many <= 2.5 * 256 * hidden
-    assert workspace.measure(job(path)) == one  # an open dimension counts as 1
+    # An open dimension counts as 1: of 2 it would be hidden more. What Python itself takes differs by run.
+    assert abs(workspace.measure(job(path)) - one) < hidden / 2
 
 
 @pytest.mark.parametrize(
