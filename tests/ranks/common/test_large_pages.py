@@ -88,6 +88,16 @@ def test_weights_move_that_lie_in_one_block_with_memory_that_is_not_used() -> No
     assert half.size("AnonHugePages") > 0
 
 
+def test_memory_that_was_only_read_takes_no_pages() -> None:
+    """All of it is one page of zeros, which no other memory is put in the place of."""
+    read = Block(mmap.MADV_DONTFORK, PAGE)
+    assert not read.array[PAGE:].any()
+    before = read.size("Rss")
+    large_pages.collapse()
+    assert np.array_equal(read.array, read.want)
+    assert read.size("Rss") <= before + PAGE
+
+
 def test_a_call_that_finds_no_free_page_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
