@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
+from typing import SupportsIndex
 
 import numpy as np
 import onnxruntime as ort
@@ -62,6 +63,29 @@ def test_nothing_is_given_back_during_a_run() -> None:
         time.sleep(0.2)
         assert not calls
     until(lambda: bool(calls), "nothing was given back")
+
+
+def test_a_look_in_the_middle_of_an_end_finds_a_model_that_has_just_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[float] = []
+
+    class Began(list[float]):
+        """The thread looks right after the run is taken off."""
+
+        def pop(self, *where: SupportsIndex) -> float:
+            began = super().pop(*where)
+            looks.append(watched.left())
+            return began
+
+    monkeypatch.setattr(idle, "IDLE_SECONDS", 60.0)
+    watched = idle.Idle(lambda: None)
+    monkeypatch.setattr(watched, "_began", Began())
+    monkeypatch.setattr(watched, "_last", idle._clock() - 90.0)
+    with watched:
+        pass
+    watched._watch.end()
+    assert len(looks) == 1 and looks[0] > 0
 
 
 def test_a_run_that_fails_counts(monkeypatch: pytest.MonkeyPatch) -> None:
