@@ -58,20 +58,23 @@ def test_a_rank_that_is_gone(slurm: Cluster, tmp_path: Path, collectives: str, h
     slurm.slurm.idle()
 
 
-def test_a_rank_that_ends_before_it_has_joined(slurm: Cluster, tmp_path: Path) -> None:
-    """As where a host lacks a file: the other rank would wait for it for as long as it may load."""
+def two_tasks(slurm: Cluster, path: Path, script: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """``script``, kept at ``path``, as two tasks of srun on two hosts."""
     assert slurm.slurm is not None
-    command = f"exec {sys.executable} -m launcher.cli run --collectives gloo --timeout 3000"
-    path = tmp_path / "task.sh"
-    path.write_text(
-        f"[ $SLURM_PROCID = 1 ] && {command} {tmp_path}/missing.onnx\n{command} {slurm.slices} --quiet\n"
-    )
-    srun = ["salloc", "--quiet", "--nodes=2", "--ntasks=2", "srun", "--kill-on-bad-exit=0", "--mpi=none"]
-    done = subprocess.run(
-        slurm.hosts.command(NAMES[0], [*srun, "sh", path], **slurm.slurm.environment),
+    path.write_text(script)
+    srun = ["salloc", "--quiet", "--nodes=2", "--ntasks=2", "srun", *flags, "sh", path]
+    return subprocess.run(
+        slurm.hosts.command(NAMES[0], srun, **slurm.slurm.environment),
         cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
         timeout=2 * _SECONDS, check=False,
     )  # fmt: skip
+
+
+def test_a_rank_that_ends_before_it_has_joined(slurm: Cluster, tmp_path: Path) -> None:
+    """As where a host lacks a file: the other rank would wait for it for as long as it may load."""
+    command = f"exec {sys.executable} -m launcher.cli run --collectives gloo --timeout 3000"
+    script = f"[ $SLURM_PROCID = 1 ] && {command} {tmp_path}/missing.onnx\n{command} {slurm.slices} --quiet\n"
+    done = two_tasks(slurm, tmp_path / "task.sh", script, "--kill-on-bad-exit=0", "--mpi=none")
     assert done.returncode != 0
     assert "missing.onnx: no such file" in done.stderr
     gone = f"Rank 1 on host {NAMES[1]} ended before all ranks had joined: see what it said."
@@ -81,16 +84,9 @@ def test_a_rank_that_ends_before_it_has_joined(slurm: Cluster, tmp_path: Path) -
 
 def test_a_rank_of_another_host_that_never_joins(slurm: Cluster, tmp_path: Path) -> None:
     """It ends with exit code 0, for which `srun -K` ends no other, and nothing reaches a rank in MPI_Init."""
-    assert slurm.slurm is not None
-    path = tmp_path / "task.sh"
     words = f"--collectives mpi --timeout 3 {slurm.slices} --quiet"
-    path.write_text(f"[ $SLURM_PROCID = 1 ] && exit 0\nexec {sys.executable} -m launcher.cli run {words}\n")
-    srun = ["salloc", "--quiet", "--nodes=2", "--ntasks=2", "srun", "-K", "--mpi=pmix"]
-    done = subprocess.run(
-        slurm.hosts.command(NAMES[0], [*srun, "sh", path], **slurm.slurm.environment),
-        cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=2 * _SECONDS, check=False,
-    )  # fmt: skip
+    script = f"[ $SLURM_PROCID = 1 ] && exit 0\nexec {sys.executable} -m launcher.cli run {words}\n"
+    done = two_tasks(slurm, tmp_path / "task.sh", script, "-K", "--mpi=pmix")
     assert done.returncode == 1
     waited = f"rank 0 on host {NAMES[0]} has waited 3 s in MPI_Init for the other rank: look for one that"
     assert f"shardrun: error: {waited}" in done.stderr, done.stderr
