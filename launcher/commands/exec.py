@@ -68,7 +68,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _on_ranks(args: argparse.Namespace) -> int:
-    from dataclasses import replace
 
     from launcher.common.exits import report
     from launcher.common.report import progress
@@ -92,7 +91,7 @@ def _on_ranks(args: argparse.Namespace) -> int:
                 timeout=options.timeout,
                 hang_timeout=options.hang_timeout,
                 placement=options.placement,
-                logs=replace(options.logs, tee=()) if args.quiet else options.logs,
+                logs=options.logs._replace(tee=()) if args.quiet else options.logs,
                 environment=environment,
                 progress=update,
             )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from launcher.errors import ConfigError
 from ranks.common.settings import JOB
@@ -22,8 +22,7 @@ _USER_IN_ADDRESS = r"(://)[^\s?#]{1,1000}@"
 """A password may hold whatever it likes, also @ and /."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Logs:
+class Logs(NamedTuple):
     """The options of a job that say it: see `launcher.job.options.Options`."""
 
     log_dir: Path | None = None

@@ -12,8 +12,9 @@ import numpy as np
 from launcher.errors import ConfigError
 from ranks.common.tensors import TensorSpec
 from ranks.state.feeds import FOLLOWING
-from sharding.slices.state import StatePair, Tensor, find
+from sharding.slices.state import StatePair, Tensor
 from sharding.slices.state_names import ONCE, is_of_encoder, kind_of, of_layers
+from sharding.slices.state_search import find
 
 if TYPE_CHECKING:
     from sharding.common.arrays import Array, DType

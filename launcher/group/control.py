@@ -82,7 +82,7 @@ class Above:
         return text
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Peer:
     """A rank that said hello. ``pid`` is what the rank says; ``process`` a pidfd where it is on this host."""
 

@@ -23,7 +23,6 @@ from launcher.job.start_arguments import Start, StartArguments, count_ranks
 from ranks.cache.locks import Pin, keeping
 from ranks.common.elsewhere import ELSEWHERE
 from ranks.common.tensors import TensorSpec
-from ranks.models.imported import naming
 from ranks.talk import wire
 from sharding.common.text import counted
 from sharding.onnx_files.given import GivenModel, is_path
@@ -296,7 +295,7 @@ def start(
     _ = how.seconds, how.table, how.restarts, how.weights_text
     if how.restarts and not is_path(model):
         given = GivenModel(model)
-        with naming(given.path, "the given model"):
+        with _naming_given(given.path):
             group = _started(given.path, how)
         group.given = given  # for ranks that are started later
         return group
@@ -331,7 +330,7 @@ def _as_path(model: object) -> Iterator[Path]:
     if is_path(model):
         yield Path(model)
         return
-    with GivenModel(model) as path, naming(path, "the given model"):
+    with GivenModel(model) as path, _naming_given(path):
         yield path
 
 
@@ -353,3 +352,10 @@ def sliced_for(path: Path, size: int, how: Start) -> Path:
         timeout=how.seconds,
         before=lambda: declared_by(path),
     )
+
+
+def _naming_given(path: Path) -> contextlib.AbstractContextManager[None]:
+    """Errors raised inside name the model that was given in memory, and not the file made of it."""
+    from ranks.models.imported import naming
+
+    return naming(path, "the given model")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ ROTATED_BYTES = 64 << 20
 """A rank's file is renamed when it has so many bytes; with the one before it is all that is kept."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _File:
     stream: BinaryIO
     begun: StreamName | None = None
@@ -92,7 +91,7 @@ class LogFiles:
         for rank in range(job.world_size):
             self._path(rank).touch(exist_ok=False)
         if program[0] == "serve" and (manifest := Path(program[1], "manifest.json")).is_file():
-            shutil.copyfile(manifest, self._folder / "plan.json")
+            (self._folder / "plan.json").write_bytes(manifest.read_bytes())
 
     def _path(self, rank: int | None) -> Path:
         return self._folder / ("launcher.log" if rank is None else f"rank_{rank}.log")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ranks.common.tensors import TensorSpec
 from ranks.talk import wire
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
 _SHOWN = 8
 
 
-@dataclass(frozen=True)
-class RankStats:
+class RankStats(NamedTuple):
     """What one rank said when it was ready; ``cpus``: the processors that it may use, such as 0-3."""
 
     rank: int

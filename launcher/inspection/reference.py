@@ -4,7 +4,6 @@ models that a pattern names."""
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -32,15 +31,15 @@ Kind = Literal["file", "slices", "pattern", "other"]
 """Other: there is nothing, or neither a file nor a folder."""
 
 
-@dataclass(frozen=True)
 class ModelReference:
     """A model by its path. What must be read for an answer is read when that is asked for, once.
 
     Any folder is meant as a slice folder: its manifest says if it is none.
     """
 
-    path: Path
-    kind: Kind
+    def __init__(self, path: Path, kind: Kind) -> None:
+        self.path = path
+        self.kind: Kind = kind
 
     @property
     def sliced(self) -> bool:

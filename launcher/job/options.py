@@ -5,7 +5,7 @@ with their checks, the fields of `launcher.job.job.Job`, and the options of slic
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -331,12 +331,12 @@ class Options:
     @property
     def placement(self) -> Placement:
         """What the options say of where ranks run."""
-        return Placement(**{item.name: getattr(self, item.name) for item in fields(Placement)})
+        return Placement(**{name: getattr(self, name) for name in Placement._fields})
 
     @property
     def logs(self) -> Logs:
         """What the options say of the lines of ranks."""
-        return Logs(**{item.name: getattr(self, item.name) for item in fields(Logs)})
+        return Logs(**{name: getattr(self, name) for name in Logs._fields})
 
     def check_exclusive(self) -> None:
         """Raises `ConfigError` for options that exclude each other."""
@@ -377,7 +377,7 @@ OPTIONS = table(Options)
 
 OF_STARTING = (
     *("launcher", "env", "restart"),
-    *(item.name for options in (Placement, Logs) for item in fields(options)),
+    *(*Placement._fields, *Logs._fields),
 )
 """Options that only what starts the ranks can follow."""
 OF_ALL_RANKS = frozenset({"ranks", "rank_table", "link", *OF_STARTING})

@@ -79,7 +79,7 @@ class StartArguments(RankArguments, total=False):
     """Called with how many ranks are ready, what the others have loaded as parts of one, and of how many."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Start:
     """How ranks are to be started: `StartArguments` with their defaults, and how a model file is sliced."""
 

@@ -11,8 +11,7 @@ import logging
 import queue
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from launcher.common.starters import STARTERS
 from launcher.errors import ConfigError, LaunchError
@@ -29,8 +28,7 @@ log = logging.getLogger(__name__)
 SOME_RANK = -1
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """A process ended. ``rank`` None: the launching program itself. ``code``: negative for a signal, None
     unknown, and then ``why`` may say what is known of it."""
 
@@ -39,8 +37,7 @@ class Ended:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class Pipe:
+class Pipe(NamedTuple):
     """A file descriptor to read output from; ``rank`` None: of several ranks, told apart by
     `Handle.attribute`."""
 
@@ -157,8 +154,7 @@ def always(table: RankTable | None, placement: Placement) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Starter:
+class Starter(NamedTuple):
     """One way to start ranks: a module of `launcher.starters.known` holds one, and has its name."""
 
     make: Callable[[], Launcher]
@@ -238,8 +234,7 @@ def choose(
 def _given(placement: Placement) -> list[str]:
     """The options that are given, and that not every starter follows."""
     default = Placement()
-    names = [item.name for item in fields(Placement)]
-    given = [name for name in names if getattr(placement, name) != getattr(default, name)]
+    given = [name for name in Placement._fields if getattr(placement, name) != getattr(default, name)]
     return [name for name in given if any(name in starter.takes for starter in REGISTRY.own().values())]
 
 

@@ -55,7 +55,7 @@ class Said(Protocol):
         """Whether a rank's MPI has said that the rank itself ended the job (MPI_Abort)."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Trouble:
     """What is known of one rank that did not end well, in the order of the first sign of it."""
 

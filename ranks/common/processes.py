@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _STAT_BYTES = 4096
 _NANO = 1e-9
@@ -14,16 +14,19 @@ _AWAITED = (b"_write", b"request_wait_answer")
 a file system that is a program."""
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(NamedTuple):
     """What is known of a running process: its parent's number; its start in clock ticks since the host
     started, which tells it from a later process with the same number; its name, of at most 15 characters;
     whether it is stopped by a signal, by a debugger or in a frozen container."""
 
     parent: int
     start: int
-    name: str = field(default="", compare=False)
-    stopped: bool = field(default=False, compare=False)
+    name: str = ""
+    stopped: bool = False
+
+    def same(self, other: Status | None) -> bool:
+        """Whether ``other`` is the same process, below the same parent."""
+        return other is not None and self[:2] == other[:2]
 
 
 def status(pid: int) -> Status | None:

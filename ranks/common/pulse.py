@@ -13,9 +13,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import CodeType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ranks.common.processes import spent_by_threads
 
@@ -55,8 +54,7 @@ def by_device(call: Callable[[], Value]) -> Value:
     return call()
 
 
-@dataclass(frozen=True)
-class Beat:
+class Beat(NamedTuple):
     """One sign of life. ``still``: the rank is at work, waits for nobody, and has hardly computed since the
     one before. ``moves``: it is at work and computes."""
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 Value_co = TypeVar("Value_co", covariant=True)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Variable(Generic[Value_co]):
     """One environment variable."""
 

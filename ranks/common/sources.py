@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ranks.common.settings import VARIABLES
 
@@ -45,8 +45,7 @@ SLURM = "SLURM_"
 """How all of Slurm's begin."""
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """The variables of one launcher. ``own`` and what begins with ``prefixes`` would tell a process of
     another job that it is another rank; what begins with ``settings`` is the user's, and stays."""
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -90,8 +89,7 @@ def array_of(value: ort.OrtValue) -> Array:
     return np.frombuffer(memoryview(memory).cast("B"), dtype).reshape(shape)
 
 
-@dataclass(frozen=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """A model input or output. An axis is a length, a symbol, or None; ``dtype`` is object for strings and
     for what is no tensor (whose ``shape`` is empty). ``open_rank``: it may have any number of axes, and
     ``shape`` is empty."""

@@ -375,7 +375,7 @@ def _whole(
     known = (whole or {}).get(spec.name)
     if known is not None and len(known) == len(shape):
         shape = list(known)
-    return replace(spec, shape=tuple(shape))
+    return spec._replace(shape=tuple(shape))
 
 
 def _element(value: onnx.TypeProto) -> int | None:

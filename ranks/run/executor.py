@@ -209,7 +209,7 @@ def _load_plain(
     inputs = [spec_of(argument) for argument in session.get_inputs() if argument.name not in feeds]
     if any(spec.is_tensor and not spec.shape for spec in inputs):  # a session does not tell these two apart
         free = model_file.of_any_rank(model or model_file.read(file))
-        inputs = [replace(spec, open_rank=spec.name in free) for spec in inputs]
+        inputs = [spec._replace(open_rank=spec.name in free) for spec in inputs]
     outputs = [spec_of(argument) for argument in session.get_outputs()]
     fed = [spec_of(argument) for argument in session.get_overridable_initializers()]
     if any(spec.dtype.type.__module__ != "numpy" for spec in inputs + outputs + fed):

@@ -11,7 +11,7 @@ from ranks.errors import ShardrunError
 from ranks.sessions.nodes import reads
 from sharding.onnx_files.kinds import declared_shape
 from sharding.onnx_files.walk import subgraphs
-from sharding.slices import state
+from sharding.slices import state, state_search
 from sharding.slices.domains import MICROSOFT
 from sharding.slices.state import StatePair
 from sharding.slices.state_use import SLOTS
@@ -36,7 +36,7 @@ def pairs_of(model: onnx.ModelProto, where: str) -> tuple[StatePair, ...]:
             return state.parse_metadata(item.value, where)
     graph = model.graph
     held = {tensor.name for tensor in graph.initializer}
-    return state.find(
+    return state_search.find(
         [_described(value) for value in graph.input if value.name not in held],
         [_described(value) for value in graph.output],
         [(node.domain, node.op_type, _taken(node), list(node.output)) for node in graph.node],

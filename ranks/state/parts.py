@@ -7,7 +7,6 @@ whole: each rank takes its part of them, and gathers everyone's parts of the new
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -56,7 +55,7 @@ def _whole(spec: TensorSpec, pair: StatePair, size: int) -> TensorSpec:
     shape = list(spec.shape)
     length = shape[split.axis]
     shape[split.axis] = length * split.parts(size) if isinstance(length, int) else length
-    return replace(spec, shape=tuple(shape))
+    return spec._replace(shape=tuple(shape))
 
 
 class Gatherer:

@@ -27,8 +27,7 @@ import math
 import struct
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -73,13 +72,12 @@ class UnfinishedError(Exception):
     """Only a part of a message has come, or more of it is to be copied than may be now."""
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """One message: its kind, plain JSON fields, and tensors by name in the order they were sent."""
 
     kind: Kind
-    fields: Mapping[str, object] = field(default_factory=dict)
-    tensors: dict[str, Array] = field(default_factory=dict)
+    fields: Mapping[str, object]
+    tensors: dict[str, Array]
 
 
 def dtype_named(name: object) -> DType:
@@ -183,8 +181,7 @@ def _unpack_strings(name: str, data: memoryview, count: int) -> Array:
     return items
 
 
-@dataclass(frozen=True)
-class _Described:
+class _Described(NamedTuple):
     name: str
     dtype: DType
     shape: tuple[int, ...]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sharding.common.registry import Names, Registry
 
@@ -16,8 +15,7 @@ HEAD = 16
 """Bytes at a file's begin by which formats are told apart."""
 
 
-@dataclass(frozen=True)
-class ModelFormat:
+class ModelFormat(NamedTuple):
     """One format that is turned into ONNX: a module of `sharding.importers.formats` holds one, and has its
     name."""
 

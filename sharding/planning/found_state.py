@@ -11,8 +11,9 @@ from sharding.errors import OptionError
 from sharding.graph.symbols import shown_shape
 from sharding.graph.values import captured
 from sharding.onnx_files.tensors import dtype_name
-from sharding.slices.state import StatePair, Tensor, find
+from sharding.slices.state import StatePair, Tensor
 from sharding.slices.state_names import of_layers, partners
+from sharding.slices.state_search import find
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sharding.slices.domains import MICROSOFT
 
@@ -11,8 +11,7 @@ Node = tuple[str, str, Sequence[str], Sequence[str]]
 """Domain, operator, inputs and outputs."""
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """Of an operator: the input that takes what was kept so far, the output that gives what to keep."""
 
     past: int
@@ -63,8 +62,7 @@ MAX_PATH = 64
 """Nodes between what is kept and where it is used."""
 
 
-@dataclass(frozen=True)
-class Carried:
+class Carried(NamedTuple):
     """What the graph says of an output: the input that it carries on, or nothing of any."""
 
     input: str

@@ -21,7 +21,7 @@ AGAIN = "again"
 """In the fields of a request that ranks are asked before all others, and without which they are of no use."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Asked:
     """A request. ``tensors``: what rank 0 is sent; ``future``, ``run``: who is told of the answer, where no
     thread waits for it.

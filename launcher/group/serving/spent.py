@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ranks.talk.reports import StatsReport
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Spent:
     """Seconds as `launcher.group.group.Group` has them. ``answered``: those that were
     computed since the ranks started; ``of_ranks``: what each rank said last of its work."""

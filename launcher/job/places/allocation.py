@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from launcher.errors import ConfigError
 from launcher.job.places.host_list import read_hostfile
@@ -21,8 +21,7 @@ _NUMBER = re.compile(r"0*[1-9]\d{0,5}", re.ASCII)
 """Of ranks, above 0."""
 
 
-@dataclass(frozen=True)
-class Allocation:
+class Allocation(NamedTuple):
     """The hosts of a job with the ranks that each is meant to have, and ``ranks`` of all of them."""
 
     name: str

@@ -6,9 +6,8 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from launcher.errors import ConfigError
 from ranks.common.settings import BIND, VARIABLES
@@ -23,8 +22,7 @@ _SHOWN = 8
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,254}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Placement:
+class Placement(NamedTuple):
     """The options of a job that say where ranks run: see `launcher.job.options.Options`."""
 
     hosts: tuple[Host, ...] | None = None
@@ -53,8 +51,7 @@ class Placement:
         return None if found is None else Places(found.name, found.hosts, found.ranks, slurm=found.slurm)
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(NamedTuple):
     """Hosts, and the ranks that each may have; ``said_by`` names where they stand.
 
     ``tasks``: how many ranks the batch system was asked for; it may be given more, which share processors.

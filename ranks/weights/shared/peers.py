@@ -122,7 +122,7 @@ def _descends(pid: int, ancestor: tuple[int, int], strangers: set[tuple[int, int
         if parent is None or parent.start > now.start:
             return False  # one of them has ended meanwhile
         if (now.parent, parent.start) == ancestor:
-            return all(status(one) == was for one, was in way)
+            return all(was.same(status(one)) for one, was in way)
         pid, now = now.parent, parent
     if strangers is not None and now is not None:
         if len(strangers) > _MOST_STRANGERS:

@@ -318,6 +318,30 @@ def test_help_imports_only_what_it_prints(words: list[str], absent: list[str]) -
     assert "usage: shardrun" in done.stdout and done.stderr == "[]\n"
 
 
+def test_start_is_imported_quickly() -> None:
+    """Without what few starts need, and without the methods that `dataclass` compiles: it takes longer over
+    them than all of a module's other code takes."""
+    code = (
+        "import dataclasses, sys; from launcher import start; "
+        "kinds = {one for name, module in sorted(sys.modules.items()) "
+        "if name.startswith(('launcher', 'ranks', 'sharding')) for one in vars(module).values() "
+        "if isinstance(one, type) and '__dataclass_params__' in vars(one)}; "
+        "slow = [one.__name__ for one in kinds if one.__dataclass_params__.frozen "
+        "or one.__dataclass_params__.eq or one.__dataclass_params__.repr]; "
+        f"print(slow, [one for one in {OF_FEW_STARTS} if one in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[] []\n"
+
+
+OF_FEW_STARTS = [
+    *("asyncio", "email", "onnx", "onnx_ir", "onnxruntime", "shutil", "ssl", "subprocess", "tempfile"),
+    *("launcher.group.led", "launcher.group.session", "launcher.job.options", "launcher.job.slicing"),
+    *("launcher.starters.local", "ranks.models", "sharding.demands", "sharding.importers"),
+    "sharding.slices.manifest",
+]
+
+
 def test_running_a_model_imports_nothing_that_it_does_not_need(folder: Path) -> None:
     """The command with its ranks: neither what serves and chooses tokens, nor what checks models."""
     save_mlp(folder / "m.onnx")
@@ -335,7 +359,7 @@ def test_running_a_model_imports_nothing_that_it_does_not_need(folder: Path) -> 
     assert ranks and all("onnxruntime" in names for names in ranks)
     ours = {"asyncio", "email", "importlib.metadata", "onnx", "onnx_ir", "ssl", "torch", "zipfile"}
     assert [sorted(ours & names) for names in (launcher, *ranks)] == [[]] * (1 + len(ranks))
-    assert "onnxruntime" not in launcher
+    assert not {"onnxruntime", "sharding.slices.state_search", "sharding.slices.state_use"} & launcher
     assert not [name for names in ranks for name in names if name.startswith("ranks.tokens")]
 
 

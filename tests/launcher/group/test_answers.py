@@ -41,9 +41,9 @@ def test_a_rank_that_could_not_compute_what_rank_0_could_is_out_of_step(turn: st
     ranks: Any = Ranks()
     requests = Requests(ranks)
     first = requests.submit({"x": np.zeros(1)})
-    failed = Message(Kind.FAILED, {"request": 1, "type": "ModelError", "message": "no memory."})
+    failed = Message(Kind.FAILED, {"request": 1, "type": "ModelError", "message": "no memory."}, {})
     stats = asdict(Stats(1, 0, 0, 0.0))
-    good = Message(Kind.RESULT, {"request": 1, "stats": stats, "seconds": 0.0})
+    good = Message(Kind.RESULT, {"request": 1, "stats": stats, "seconds": 0.0}, {})
     order = [(1, failed), (0, good)] if turn == "before" else [(0, good), (1, failed)]
     with ranks.changed:
         told = [requests.take(*order[0])]

@@ -214,7 +214,7 @@ def test_what_may_wait_is_left_to_the_thread(calm: bool) -> None:
         waiting = asyncio.ensure_future(asyncio.to_thread(lent.wait, lambda message: seen.append(len(seen))))
         there.socket.sendall(frame(1, 1))
         await asyncio.sleep(0.05)
-        there.send(wire.Message(wire.Kind.ERROR, {"why": "it"}))
+        there.send(wire.Message(wire.Kind.ERROR, {"why": "it"}, {}))
         found = await waiting
         there.close()
         with pytest.raises(wire.PeerClosed):

@@ -77,7 +77,7 @@ def recorder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 def hello(recorder: Recorder, **change: Any) -> Message:
     fields = {"job": recorder.listener.secret, "rank": 0, "world_size": 2, "pid": os.getpid(), "host": "h"}
-    return Message(Kind.HELLO, {**fields, **change})
+    return Message(Kind.HELLO, {**fields, **change}, {})
 
 
 def test_a_rank_and_its_launcher(recorder: Recorder) -> None:
@@ -157,7 +157,7 @@ def test_strangers_are_dropped(recorder: Recorder, change: dict[str, Any]) -> No
         os.urandom(100_000),
         wire.PREFIX.pack(wire.MAGIC, 1, Kind.HELLO, 1 << 20, 0),
         wire.PREFIX.pack(wire.MAGIC, 1, Kind.HELLO, 10, 1 << 40),
-        b"".join(bytes(part) for part in wire.encode(Message(Kind.READY))[0]),
+        b"".join(bytes(part) for part in wire.encode(Message(Kind.READY, {}, {}))[0]),
     ],
 )
 def test_garbage_is_dropped(recorder: Recorder, data: bytes) -> None:
@@ -425,7 +425,7 @@ def test_silent_connections_do_not_keep_ranks_out(recorder: Recorder, where: str
             assert silent[0].recv(1) == b""
         silent += [open_socket(address) for _ in range(count)]
         for stream in ranks:  # who is known is not counted among those
-            stream.send(Message(Kind.BYE, {"code": 0}))
+            stream.send(Message(Kind.BYE, {"code": 0}, {}))
             assert recorder.next("message").kind is Kind.BYE
     finally:
         for sock in silent:
@@ -480,7 +480,7 @@ def test_the_processes_above_ranks_have_places_too() -> None:
         for place, stream in enumerate(streams):
             fields = {"job": listener.secret, "rank": place % size, "world_size": size, "host": "h", "pid": 1}
             more = {"keeps": 1} if place < size else {}
-            stream.send(Message(Kind.HELLO, {**fields, **more}))
+            stream.send(Message(Kind.HELLO, {**fields, **more}, {}))
         assert sorted(recorder.next("hello").rank for _ in range(size)) == list(range(size))
     finally:
         for stream in streams:

@@ -319,7 +319,7 @@ def test_unused_areas_are_closed() -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(20):
         descriptor = os.memfd_create("test")
-        socket.send_fds(one, [frame(Message(Kind.BYE))], [descriptor])
+        socket.send_fds(one, [frame(Message(Kind.BYE, {}, {}))], [descriptor])
         os.close(descriptor)
         stream.receive()
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2 * area.SLOTS

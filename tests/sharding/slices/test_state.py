@@ -7,7 +7,8 @@ import pytest
 
 from sharding.errors import OptionError, ShardError
 from sharding.slices.manifest_fields import Field
-from sharding.slices.state import StatePair, check_pairs, find, metadata_text, parse_metadata, read_pairs
+from sharding.slices.state import StatePair, check_pairs, metadata_text, parse_metadata, read_pairs
+from sharding.slices.state_search import find
 
 MS = "com.microsoft"
 GROWS = (["b", 4, "past", 8], ["b", 4, "past + new", 8])
