@@ -11,6 +11,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from launcher.errors import LaunchError, RankFailedError
@@ -176,7 +177,7 @@ class Job:
         """The launching program says how the first rank ended."""
         with self.changed:
             self._found.name(ended.rank)
-        self._ended(ended)
+        self._ended(replace(ended, heard=True))
 
     def _said_done(self, rank: int) -> bool:
         """Whether a rank said that it was done before it ended. News of its end, which come another way, may

@@ -32,11 +32,13 @@ SOME_RANK = -1
 @dataclass(frozen=True)
 class Ended:
     """A process ended. ``rank`` None: the launching program itself. ``code``: negative for a signal, None
-    unknown, and then ``why`` may say what is known of it."""
+    unknown, and then ``why`` may say what is known of it. ``heard``: the launching program says so, of the
+    process that it started, which may be the one above the rank."""
 
     rank: int | None
     code: int | None
     why: str = ""
+    heard: bool = False
 
 
 @dataclass(frozen=True)

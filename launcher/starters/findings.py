@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from launcher.errors import LaunchError, RankFailedError
 from launcher.starters import cause
@@ -89,6 +90,14 @@ class Findings:
             return crashed
         return ended.code in (_ENDED_BY_OTHERS if crashed or self._named is None else (-signal.SIGTERM,))
 
+    def _killed_for(self, trouble: Trouble) -> int | None:
+        """The rank whose MPI missed this one, and had all killed, also what would have told how it ended: so
+        that the launching program's word of its end is not how it ended. None where that is known."""
+        ended = trouble.ended
+        if trouble.error is not None or ended is None or not _is_killed_by_hearsay(ended):
+            return None
+        return next((rank for rank in range(self._size) if rank != trouble.rank and self._gave_up(rank)), None)
+
     def silent(self) -> bool:
         """Whether the first cause is a rank of which nothing is known but that it is gone."""
         trouble = self.first()
@@ -103,8 +112,11 @@ class Findings:
         trouble = self.first()
         if trouble is None or trouble.secondary or trouble.unexplained:
             return False
-        # Why a rank is gone is less than how it ended, or what it says itself.
-        return trouble.error is not None or (trouble.ended is not None and trouble.ended.code is not None)
+        # Why a rank is gone is less than how it ended, or what it says itself; and who saw its end may still
+        # say that it was another one than what is heard.
+        ended = trouble.ended
+        known = ended is not None and ended.code is not None and not _is_killed_by_hearsay(ended)
+        return trouble.error is not None or known
 
     def only_echoes(self) -> bool:
         """Whether all that is known are echoes of a rank of which nothing is known yet."""
@@ -129,6 +141,8 @@ class Findings:
             if by_others and aborter is not None and aborter[0] != trouble.rank:
                 kernel = None
             trouble.ended = (self.some if self._aborted(trouble) else None) or kernel or self.some
+        if trouble is not None and (other := self._killed_for(trouble)) is not None:
+            return cause.error_of(replace(trouble, ended=cause.ended_by_mpi(trouble.rank, other)), ())
         # An mpirun that was told to end, or was killed, does not say how any rank ended; none is the cause.
         over = launched is not None or aborter is not None
         gone = over and (trouble is None or not trouble.told)
@@ -148,6 +162,12 @@ class Findings:
 
     def _tail(self, rank: int | None) -> list[str]:
         return [] if self.said is None else self.said.tail(rank)
+
+
+def _is_killed_by_hearsay(ended: Ended) -> bool:
+    """Whether the launching program says that a rank was killed, which it may have done itself, to the process
+    above the rank."""
+    return ended.heard and ended.code in _ENDED_BY_OTHERS
 
 
 def _is_orphan(trouble: Trouble) -> bool:

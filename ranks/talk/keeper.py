@@ -37,6 +37,9 @@ def keep(address: str, job: str, rank: int, world_size: int) -> None:
         return
     if child:
         _stay(child, address, job, rank, world_size)
+    # Of a rank that dies the others' MPI often hears before its parent does, and has all killed: so late that
+    # the parent can tell.
+    os.environ.setdefault("OMPI_MCA_opal_abort_delay", "1")  # seconds; whole ones only
 
 
 def _stay(child: int, address: str, job: str, rank: int, world_size: int) -> NoReturn:

@@ -202,6 +202,56 @@ def test_a_rank_that_was_ended_is_named_first(play: Play) -> None:
     assert play.failure().startswith("rank 1 on host h is gone, and nothing says why.")
 
 
+MISSED = "0: [h:00000] *** An error occurred in Socket closed\n"
+KILLED = "srun: error: h: task {}: Killed\n"
+
+
+@pytest.mark.parametrize("play", [SRUN], indirect=True)
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_srun_killed_all_for_a_rank_whose_mpi_missed_one(play: Play, order: Sequence[int]) -> None:
+    """And with them the process above the one that was gone, before it could say how that ended."""
+    play.handle.say(MISSED)
+    for rank in order:
+        play.handle.say(KILLED.format(rank))
+        play.gone(rank)
+    play.handle.end(Ended(None, 14))
+    play.handle.shut()
+    expected = "rank 1 on host h is gone: the MPI of rank 0 lost its connection and ended the job."
+    assert play.failure() == expected
+
+
+@pytest.mark.parametrize("play", [SRUN], indirect=True)
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_who_saw_a_rank_end_comes_after_srun(play: Play, order: Sequence[int]) -> None:
+    play.handle.say(MISSED)
+    for rank in order:
+        play.handle.say(KILLED.format(rank))
+        play.gone(rank)
+    time.sleep(0.2)
+    play.handle.end(Ended(1, 0))
+    assert play.failure().startswith("rank 1 on host h ended with exit code 0 before it was done")
+
+
+@pytest.mark.parametrize("play", [SRUN], indirect=True)
+def test_a_rank_that_was_killed_and_srun_says_so(play: Play) -> None:
+    play.handle.say(KILLED.format(1))
+    play.gone(1)
+    assert play.failure().startswith("rank 1 on host h was killed by SIGKILL.")
+
+
+@pytest.mark.parametrize("play", [MPIRUN, SRUN], indirect=True, ids=lambda given: given[0])
+@pytest.mark.parametrize("code", [-11, 0])
+def test_a_rank_that_crashed_comes_before_one_of_which_nothing_is_known(play: Play, code: int) -> None:
+    """As where MPICH's mpirun, which says nothing of it, has killed that one, and what is above it."""
+    play.gone(0)
+    play.handle.end(Ended(1, code))
+    play.handle.end(Ended(None, 255))
+    play.handle.shut()
+    play.gone(1)
+    expected = "ended with exit code 0 before" if code == 0 else "was killed by SIGSEGV."
+    assert play.failure().startswith(f"rank 1 on host h {expected}")
+
+
 @pytest.mark.parametrize("play", [MPIRUN], indirect=True)
 def test_what_mpirun_says_is_read_after_its_end(play: Play) -> None:
     play.gone(1)
