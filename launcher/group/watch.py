@@ -11,7 +11,6 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from launcher.errors import LaunchError, RankFailedError
@@ -174,10 +173,20 @@ class Job:
             self.changed.notify_all()
 
     def _named(self, ended: Ended) -> None:
-        """The launching program says how the first rank ended."""
+        """The launching program says how the first rank ended, or what it had started for one."""
         with self.changed:
-            self._found.name(ended.rank)
-        self._ended(replace(ended, heard=True))
+            if ended.process is not None:
+                place, number = ended.process
+                known = (
+                    peer.rank for peer in self._peers.values()
+                    if peer.above.pid == number and place in {peer.host, self._hosts.get(peer.rank)}
+                )  # fmt: skip
+                if (rank := next(known, None)) is None:
+                    return
+                ended = Ended(rank, ended.code, heard=True)
+            else:
+                self._found.name(ended.rank)
+        self._ended(ended)
 
     def _said_done(self, rank: int) -> bool:
         """Whether a rank said that it was done before it ended. News of its end, which come another way, may

@@ -34,9 +34,13 @@ _PASSED_ON = {
     *(signal.SIGABRT, signal.SIGPIPE),
 }
 """The signals of which a rank may die because another one has ended."""
+ENDED_BY_OTHERS = (-signal.SIGTERM, -signal.SIGKILL)
+"""As exit codes: how a launching program ends ranks."""
 ITSELF = "it says so itself"
 SILENT = "nothing comes from its host any more, which is down, or the network to it is cut"
 _SHOWN = 8
+_OWN_FAILURE = 255
+"""With which mpirun ends where one of its own processes did, as MPICH's does where a rank was killed."""
 _ABORTED = '"abort"'  # mpirun's word for a rank, or its MPI, that ended the job
 _ABORTER = r"process rank (\d+) with PID \d+ on node (\S+) calling"
 _LOST_HOST = r"Remote daemon *: \S+ on node (\S+)|Connection to (\S+) closed by remote host"
@@ -73,9 +77,11 @@ class Trouble:
         """Takes how it ended: with a code, which says more than why its connection is lost, or as who saw it
         says, or what came first."""
         known = self.ended
-        if known is None or (known.code is None and ended.code is not None):
-            self.ended = ended
-        elif known.heard and not ended.heard and ended.code is not None:
+        if (
+            known is None
+            or (known.code is None and ended.code is not None)
+            or (known.heard and not ended.heard and ended.code is not None)
+        ):
             self.ended = ended
 
     @property
@@ -101,6 +107,12 @@ class Trouble:
         return self.error is None and not self.crashed and not self.itself and said(self.rank)
 
     @property
+    def heard_killed(self) -> bool:
+        """Whether the launching program says that it was killed, which it may have done itself."""
+        ended = self.ended
+        return self.error is None and ended is not None and ended.heard and ended.code in ENDED_BY_OTHERS
+
+    @property
     def itself(self) -> bool:
         """Whether the rank itself said with which code it would end."""
         return self.ended is not None and self.ended.why == ITSELF
@@ -117,7 +129,7 @@ def first(troubles: Sequence[Trouble], gave_up: Callable[[int], bool] = lambda r
     a rank's MPI has said that it lost its connection, upon which it ends the rank."""
     own = [item for item in troubles if not item.secondary]
     sure = [item for item in own if not item.gave_up(gave_up)]
-    if sure and not sure[0].told:
+    if sure and (sure[0].heard_killed or not sure[0].told):
         # It may have been ended for the sake of one that has crashed, of which it was heard later.
         sure = [*(item for item in sure if item.crashed), *sure]
     return next(iter([*sure, *own, *troubles]), None)
@@ -259,8 +271,10 @@ def launcher_error(
         return error_of(replace(lost, ended=ended_by_mpi(lost.rank, rank)), ())
     message = f"{name} {how(code)} {when}."
     aborted = any(_ABORTED in line for line in tail)
+    if started and lost is not None and not lost.told and code == _OWN_FAILURE:
+        return error_of(lost, ())
     if started and lost is not None and not lost.told and not short and code is not None and code > 1:
-        # What mpirun ends with is how the rank that failed first ended; its own failures end with 1.
+        # What mpirun ends with is how the rank that failed first ended; its own failures end with 1 or 255.
         return error_of(replace(lost, ended=Ended(lost.rank, code)), _last(heard, lost.rank))
     message += short
     if lost is not None and not short and not aborted:

@@ -17,8 +17,6 @@ from launcher.starters.base import Ended
 from launcher.starters.cause import Said, Trouble
 from ranks.talk.connect import EXIT_ORPHANED
 
-_ENDED_BY_OTHERS = (-signal.SIGTERM, -signal.SIGKILL)
-
 
 class Findings:
     """What has come so far. Used with the job's lock held.
@@ -60,7 +58,7 @@ class Findings:
         # misses one that was killed; but a program that names no rank would tell of a kill before that.
         ended = self._how(named)
         code = 0 if ended is None or self._aborted(named) else ended.code or 0
-        if code in _ENDED_BY_OTHERS:
+        if code in cause.ENDED_BY_OTHERS:
             return found
         crashed = code < 0 or self._aborted(named)
         return named if self._ended_by_others(found, crashed=crashed) else found
@@ -88,15 +86,16 @@ class Findings:
             return False
         if ended is None or ended.code is None:
             return crashed
-        return ended.code in (_ENDED_BY_OTHERS if crashed or self._named is None else (-signal.SIGTERM,))
+        return ended.code in (cause.ENDED_BY_OTHERS if crashed or self._named is None else (-signal.SIGTERM,))
 
     def _killed_for(self, trouble: Trouble) -> int | None:
         """The rank whose MPI missed this one, and had all killed, also what would have told how it ended: so
         that the launching program's word of its end is not how it ended. None where that is known."""
-        ended = trouble.ended
-        if trouble.error is not None or ended is None or not _is_killed_by_hearsay(ended):
+        if not trouble.heard_killed:
             return None
-        return next((rank for rank in range(self._size) if rank != trouble.rank and self._gave_up(rank)), None)
+        return next(
+            (rank for rank in range(self._size) if rank != trouble.rank and self._gave_up(rank)), None
+        )
 
     def silent(self) -> bool:
         """Whether the first cause is a rank of which nothing is known but that it is gone."""
@@ -115,7 +114,7 @@ class Findings:
         # Why a rank is gone is less than how it ended, or what it says itself; and who saw its end may still
         # say that it was another one than what is heard.
         ended = trouble.ended
-        known = ended is not None and ended.code is not None and not _is_killed_by_hearsay(ended)
+        known = ended is not None and ended.code is not None and not trouble.heard_killed
         return trouble.error is not None or known
 
     def only_echoes(self) -> bool:
@@ -137,7 +136,7 @@ class Findings:
         aborter = cause.aborter(said)
         if trouble is not None and not trouble.told:
             kernel = None if short else self._kernel(trouble.rank)
-            by_others = kernel is not None and kernel.code in _ENDED_BY_OTHERS
+            by_others = kernel is not None and kernel.code in cause.ENDED_BY_OTHERS
             if by_others and aborter is not None and aborter[0] != trouble.rank:
                 kernel = None
             trouble.ended = (self.some if self._aborted(trouble) else None) or kernel or self.some
@@ -162,12 +161,6 @@ class Findings:
 
     def _tail(self, rank: int | None) -> list[str]:
         return [] if self.said is None else self.said.tail(rank)
-
-
-def _is_killed_by_hearsay(ended: Ended) -> bool:
-    """Whether the launching program says that a rank was killed, which it may have done itself, to the process
-    above the rank."""
-    return ended.heard and ended.code in _ENDED_BY_OTHERS
 
 
 def _is_orphan(trouble: Trouble) -> bool:

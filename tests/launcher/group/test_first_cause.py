@@ -40,7 +40,7 @@ class Played(Handle):
         reader, self._writer = os.pipe()
         self.pipes = [Pipe(reader, None, "stderr")]
         self._over, self._silent = threading.Event(), threading.Event()
-        self._said, self._reported = "", False  # of `MpirunHandle.heard`
+        self._said, self._reported, self._blamed = "", False, False  # of `MpirunHandle.heard`
         self._flavour = "openmpi"
 
     def attribute(self, line: str) -> list[tuple[int | None, str]]:
@@ -250,6 +250,44 @@ def test_a_rank_that_crashed_comes_before_one_of_which_nothing_is_known(play: Pl
     play.gone(1)
     expected = "ended with exit code 0 before" if code == 0 else "was killed by SIGSEGV."
     assert play.failure().startswith(f"rank 1 on host h {expected}")
+
+
+MPICH = (
+    "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+    "=   PID {} RUNNING AT h\n=   EXIT CODE: {}\n=   CLEANING UP REMAINING PROCESSES\n"
+)
+
+
+@pytest.mark.parametrize("play", [MPIRUN], indirect=True)
+@pytest.mark.parametrize(
+    ("pid", "status", "expected"),
+    [(6, 9, "was killed by SIGKILL."), (6, 0x8B, "was killed by SIGSEGV."), (9, 9, "is gone, and nothing")],
+)
+def test_a_rank_is_killed_with_the_process_above_it(play: Play, pid: int, status: int, expected: str) -> None:
+    """MPICH's mpirun tells of that process by its number, and ends with a code of its own."""
+    play.handle._flavour = "mpich"
+    for rank, peer in play.job._peers.items():
+        peer.above.pid = 5 + rank
+    play.gone(1)
+    play.handle.say(MPICH.format(pid, status))
+    play.handle.end(Ended(None, 255))
+    play.handle.shut()
+    play.gone(0)
+    assert play.failure().startswith(f"rank 1 on host h {expected}")
+
+
+@pytest.mark.parametrize("play", [MPIRUN], indirect=True)
+@pytest.mark.parametrize("pid", [5, 6])
+def test_mpich_has_killed_what_it_tells_of(play: Play, pid: int) -> None:
+    """For the sake of a rank of which another process above it tells."""
+    play.handle._flavour = "mpich"
+    for rank, peer in play.job._peers.items():
+        peer.above.pid = 5 + rank
+    play.gone(0)
+    play.handle.say(MPICH.format(pid, 9))
+    play.gone(1)
+    play.handle.end(Ended(1, -7))
+    assert play.failure().startswith("rank 1 on host h was killed by SIGBUS.")
 
 
 @pytest.mark.parametrize("play", [MPIRUN], indirect=True)
