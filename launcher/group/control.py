@@ -44,9 +44,10 @@ _CUT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN,
 
 class Above:
     """The process above a rank of another host (`ranks.talk.keeper`), as far as it has said anything.
-    ``stopped``: whether a signal has stopped the rank."""
+    ``stopped``: whether a signal has stopped the rank; ``pid``: its own number there."""
 
     def __init__(self) -> None:
+        self.pid: int | None = None
         self.stopped = False
         self._stream: Stream | None = None
         self._stacks: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
@@ -269,6 +270,7 @@ class Listener:
         if not self._lobby.leave(stream.socket):
             return None
         if "keeps" in fields:
+            self._above_of(rank).pid = said if type(said := fields.get("pid")) is int else None
             self._above_of(rank).listen(stream, lambda code: self._on_ended(Ended(rank, code)))
             return None
         said = fields.get("pid")

@@ -173,9 +173,19 @@ class Job:
             self.changed.notify_all()
 
     def _named(self, ended: Ended) -> None:
-        """The launching program says how the first rank ended."""
+        """The launching program says how the first rank ended, or what it had started for one."""
         with self.changed:
-            self._found.name(ended.rank)
+            if ended.process is not None:
+                place, number = ended.process
+                known = (
+                    peer.rank for peer in self._peers.values()
+                    if peer.above.pid == number and place in {peer.host, self._hosts.get(peer.rank)}
+                )  # fmt: skip
+                if (rank := next(known, None)) is None:
+                    return
+                ended = Ended(rank, ended.code, heard=True)
+            else:
+                self._found.name(ended.rank)
         self._ended(ended)
 
     def _said_done(self, rank: int) -> bool:

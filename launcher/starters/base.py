@@ -30,11 +30,15 @@ SOME_RANK = -1
 
 class Ended(NamedTuple):
     """A process ended. ``rank`` None: the launching program itself. ``code``: negative for a signal, None
-    unknown, and then ``why`` may say what is known of it."""
+    unknown, and then ``why`` may say what is known of it. ``heard``: it is what the launching program says of
+    the process that it started, which may be the one above the rank, and which it may have killed itself.
+    ``process``: the host and number of that process, where only these are said."""
 
     rank: int | None
     code: int | None
     why: str = ""
+    heard: bool = False
+    process: tuple[str, int] | None = None
 
 
 class Pipe(NamedTuple):

@@ -29,9 +29,18 @@ _HINTS = {
 }
 
 
+_PASSED_ON = {
+    *(signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGINT),
+    *(signal.SIGABRT, signal.SIGPIPE),
+}
+"""The signals of which a rank may die because another one has ended."""
+ENDED_BY_OTHERS = (-signal.SIGTERM, -signal.SIGKILL)
+"""As exit codes: how a launching program ends ranks."""
 ITSELF = "it says so itself"
 SILENT = "nothing comes from its host any more, which is down, or the network to it is cut"
 _SHOWN = 8
+_OWN_FAILURE = 255
+"""With which mpirun ends where one of its own processes did, as MPICH's does where a rank was killed."""
 _ABORTED = '"abort"'  # mpirun's word for a rank, or its MPI, that ended the job
 _ABORTER = r"process rank (\d+) with PID \d+ on node (\S+) calling"
 _LOST_HOST = r"Remote daemon *: \S+ on node (\S+)|Connection to (\S+) closed by remote host"
@@ -65,9 +74,14 @@ class Trouble:
     ended: Ended | None = None
 
     def end(self, ended: Ended) -> None:
-        """Takes how it ended: with a code, which says more than why its connection is lost, or what came
-        first."""
-        if self.ended is None or (self.ended.code is None and ended.code is not None):
+        """Takes how it ended: with a code, which says more than why its connection is lost, or as who saw it
+        says, or what came first."""
+        known = self.ended
+        if (
+            known is None
+            or (known.code is None and ended.code is not None)
+            or (known.heard and not ended.heard and ended.code is not None)
+        ):
             self.ended = ended
 
     @property
@@ -79,7 +93,29 @@ class Trouble:
     def unexplained(self) -> bool:
         """Whether it ended with an exit code and without a word of its own, as where a library ends it."""
         ended = self.ended
-        return self.error is None and ended is not None and (ended.code or 0) > 0 and ended.why != ITSELF
+        return self.error is None and ended is not None and (ended.code or 0) > 0 and not self.itself
+
+    @property
+    def crashed(self) -> bool:
+        """Whether it ended in a way that no other rank's end, nor who ends them all, brings about."""
+        code = self.ended.code if self.error is None and self.ended is not None else None
+        return code is not None and code <= 0 and -code not in _PASSED_ON
+
+    def gave_up(self, said: Callable[[int], bool]) -> bool:
+        """Whether it may have been ended by its MPI, which has ``said`` that it lost a connection: that ends
+        the rank itself, or has it killed."""
+        return self.error is None and not self.crashed and not self.itself and said(self.rank)
+
+    @property
+    def heard_killed(self) -> bool:
+        """Whether the launching program says that it was killed, which it may have done itself."""
+        ended = self.ended
+        return self.error is None and ended is not None and ended.heard and ended.code in ENDED_BY_OTHERS
+
+    @property
+    def itself(self) -> bool:
+        """Whether the rank itself said with which code it would end."""
+        return self.ended is not None and self.ended.why == ITSELF
 
     @property
     def told(self) -> bool:
@@ -92,8 +128,11 @@ def first(troubles: Sequence[Trouble], gave_up: Callable[[int], bool] = lambda r
     """The first cause: the earliest trouble that is not only the echo of another rank's. ``gave_up``: whether
     a rank's MPI has said that it lost its connection, upon which it ends the rank."""
     own = [item for item in troubles if not item.secondary]
-    sure = (item for item in own if not (item.unexplained and gave_up(item.rank)))
-    return next(sure, None) or next(iter([*own, *troubles]), None)
+    sure = [item for item in own if not item.gave_up(gave_up)]
+    if sure and (sure[0].heard_killed or not sure[0].told):
+        # It may have been ended for the sake of one that has crashed, of which it was heard later.
+        sure = [*(item for item in sure if item.crashed), *sure]
+    return next(iter([*sure, *own, *troubles]), None)
 
 
 def echoes(
@@ -109,7 +148,7 @@ def echoes(
     for item in troubles.values():
         if item.secondary and item.error is not None:
             lost.append(item.error.get("peer"))
-        elif item.unexplained and gave_up(item.rank):
+        elif item.told and item.gave_up(gave_up):
             lost.append(None)
         else:
             return False
@@ -134,6 +173,11 @@ def left_early(done: Collection[int], error: Mapping[str, object]) -> str:
     if error.get("type") != "CollectiveTimeoutError":
         return ""
     return "".join(f" Rank {rank} had ended with exit code 0 before." for rank in sorted(done)[:_SHOWN])
+
+
+def ended_by_mpi(rank: int, other: int) -> Ended:
+    """What is known of a rank that is gone, where the MPI of another one has ended all for that."""
+    return Ended(rank, None, f"the MPI of rank {other} lost its connection and ended the job")
 
 
 def error_of(
@@ -224,12 +268,13 @@ def launcher_error(
         ):  # for a reason of its own, and the others were ended with it
             return error_of(Trouble(rank, host, ended=Ended(rank, code, _BY_ABORT)), _last(heard, rank))
         # The exit code is that of the rank whose MPI gave up.
-        why = f"the MPI of rank {rank} lost its connection and ended the job"
-        return error_of(replace(lost, ended=Ended(lost.rank, None, why)), ())
+        return error_of(replace(lost, ended=ended_by_mpi(lost.rank, rank)), ())
     message = f"{name} {how(code)} {when}."
     aborted = any(_ABORTED in line for line in tail)
+    if started and lost is not None and not lost.told and code == _OWN_FAILURE:
+        return error_of(lost, ())
     if started and lost is not None and not lost.told and not short and code is not None and code > 1:
-        # What mpirun ends with is how the rank that failed first ended; its own failures end with 1.
+        # What mpirun ends with is how the rank that failed first ended; its own failures end with 1 or 255.
         return error_of(replace(lost, ended=Ended(lost.rank, code)), _last(heard, lost.rank))
     message += short
     if lost is not None and not short and not aborted:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from launcher.errors import LaunchError, RankFailedError
 from launcher.starters import cause
 from launcher.starters.base import Ended
 from launcher.starters.cause import Said, Trouble
 from ranks.talk.connect import EXIT_ORPHANED
-
-_ENDED_BY_OTHERS = (-signal.SIGTERM, -signal.SIGKILL)
 
 
 class Findings:
@@ -59,7 +58,7 @@ class Findings:
         # misses one that was killed; but a program that names no rank would tell of a kill before that.
         ended = self._how(named)
         code = 0 if ended is None or self._aborted(named) else ended.code or 0
-        if code in _ENDED_BY_OTHERS:
+        if code in cause.ENDED_BY_OTHERS:
             return found
         crashed = code < 0 or self._aborted(named)
         return named if self._ended_by_others(found, crashed=crashed) else found
@@ -87,7 +86,16 @@ class Findings:
             return False
         if ended is None or ended.code is None:
             return crashed
-        return ended.code in (_ENDED_BY_OTHERS if crashed or self._named is None else (-signal.SIGTERM,))
+        return ended.code in (cause.ENDED_BY_OTHERS if crashed or self._named is None else (-signal.SIGTERM,))
+
+    def _killed_for(self, trouble: Trouble) -> int | None:
+        """The rank whose MPI missed this one, and had all killed, also what would have told how it ended: so
+        that the launching program's word of its end is not how it ended. None where that is known."""
+        if not trouble.heard_killed:
+            return None
+        return next(
+            (rank for rank in range(self._size) if rank != trouble.rank and self._gave_up(rank)), None
+        )
 
     def silent(self) -> bool:
         """Whether the first cause is a rank of which nothing is known but that it is gone."""
@@ -103,8 +111,11 @@ class Findings:
         trouble = self.first()
         if trouble is None or trouble.secondary or trouble.unexplained:
             return False
-        # Why a rank is gone is less than how it ended, or what it says itself.
-        return trouble.error is not None or (trouble.ended is not None and trouble.ended.code is not None)
+        # Why a rank is gone is less than how it ended, or what it says itself; and who saw its end may still
+        # say that it was another one than what is heard.
+        ended = trouble.ended
+        known = ended is not None and ended.code is not None and not trouble.heard_killed
+        return trouble.error is not None or known
 
     def only_echoes(self) -> bool:
         """Whether all that is known are echoes of a rank of which nothing is known yet."""
@@ -125,10 +136,12 @@ class Findings:
         aborter = cause.aborter(said)
         if trouble is not None and not trouble.told:
             kernel = None if short else self._kernel(trouble.rank)
-            by_others = kernel is not None and kernel.code in _ENDED_BY_OTHERS
+            by_others = kernel is not None and kernel.code in cause.ENDED_BY_OTHERS
             if by_others and aborter is not None and aborter[0] != trouble.rank:
                 kernel = None
             trouble.ended = (self.some if self._aborted(trouble) else None) or kernel or self.some
+        if trouble is not None and (other := self._killed_for(trouble)) is not None:
+            return cause.error_of(replace(trouble, ended=cause.ended_by_mpi(trouble.rank, other)), ())
         # An mpirun that was told to end, or was killed, does not say how any rank ended; none is the cause.
         over = launched is not None or aborter is not None
         gone = over and (trouble is None or not trouble.told)

@@ -287,6 +287,11 @@ _REPORTS = (
     re.compile(r"EXIT STRING: [^(]*\(signal (?P<signal>9|11)\)"),
 )
 
+# MPICH 5, of what it started for a rank and what a signal has ended: of the first of a host, which it may
+# have killed itself. The code is the kernel's.
+_KILLED = re.compile(r"PID (?P<pid>\d+) RUNNING AT (?P<host>\S+)\s+=\s+EXIT CODE: (?P<status>\d+)")
+_SIGNAL_BITS = 0x7F
+
 
 class MpirunHandle(ProgramHandle):
     """A running mpirun."""
@@ -304,7 +309,7 @@ class MpirunHandle(ProgramHandle):
         self._scratch = scratch
         self._job = f"{JOB.name}={JOB.text(environment)}"
         self._said = ""
-        self._reported = False
+        self._reported = self._blamed = False
         super().__init__("mpirun", command, environment)
         if scratch is not None and (free := shutil.disk_usage(scratch).free) < needed:
             self.short = (
@@ -338,6 +343,10 @@ class MpirunHandle(ProgramHandle):
         if self._reported:
             return None
         self._said = (self._said + line)[-4000:]
+        if not self._blamed and self._flavour == "mpich" and (found := _KILLED.search(self._said)):
+            self._blamed = True
+            code = -(int(found["status"]) & _SIGNAL_BITS)
+            return Ended(SOME_RANK, code, heard=True, process=(found["host"], int(found["pid"])))
         for pattern in _REPORTS:
             found = pattern.search(self._said)
             if found:

@@ -15,7 +15,8 @@ _LONGEST = 40
 _ITS_WORDS = ("MPI", "PRTE", "PMIx", "PMIX", "mpirun", "prterun")
 _ALONE = (
     r"\s*\[[^\s\[\]:]+:\d+\]\s+(\*\*\*|PMIX ERROR|PRTE ERROR|Signal|Failing at|\[ ?\d+\]"
-    r"|[\w./-]+\.[ch]:\d+)"  # Open MPI
+    r"|[\w./-]+\.[ch]:\d+|Delaying for \d+ seconds before aborting)"  # Open MPI
+    r"|\s*\[[^\s\[\]]+\]\[\[\d+,\d+\],\d+\]\[[^\s\[\]]+\.[ch]:\d+:\w+\]"
     r"|Abort\(\d+\)( on node \d+)? \(rank \d+ in comm \d+\): "  # MPICH, Intel MPI
     r"|(internal_\w+|PMPI_\w+|MPI[DR]\w+|MPL_\w+)\(\d*\)?[.(]*:? "
     r"|Fatal error in (internal_|PMPI_)\w+: "

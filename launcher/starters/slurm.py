@@ -245,7 +245,7 @@ class SlurmHandle(ProgramHandle):
         code = _code(found["how"])
         if not ranks or code is None:
             return None
-        return Ended(ranks[0], code)
+        return Ended(ranks[0], code, heard=True)
 
     def close(self) -> None:
         """Gives back an allocation of its own."""

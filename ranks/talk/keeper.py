@@ -37,6 +37,9 @@ def keep(address: str, job: str, rank: int, world_size: int) -> None:
         return
     if child:
         _stay(child, address, job, rank, world_size)
+    # Of a rank that dies the others' MPI often hears before its parent does, and has all killed: so late that
+    # the parent can tell.
+    os.environ.setdefault("OMPI_MCA_opal_abort_delay", "1")  # seconds; whole ones only
 
 
 def _stay(child: int, address: str, job: str, rank: int, world_size: int) -> NoReturn:
@@ -47,7 +50,14 @@ def _stay(child: int, address: str, job: str, rank: int, world_size: int) -> NoR
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)  # what started it may hold them back
     # What the launching program gave the rank stays open here: MPICH ends the job, this process too, as soon
     # as that closes.
-    header = {"job": job, "rank": rank, "world_size": world_size, "host": os.uname().nodename, "keeps": child}
+    header = {
+        "job": job,
+        "rank": rank,
+        "world_size": world_size,
+        "host": os.uname().nodename,
+        "keeps": child,
+        "pid": os.getpid(),
+    }
     told: socket.socket | None = None
     sending = threading.Lock()
     with contextlib.suppress(OSError, ShardrunError):

@@ -40,7 +40,7 @@ class Played(Handle):
         reader, self._writer = os.pipe()
         self.pipes = [Pipe(reader, None, "stderr")]
         self._over, self._silent = threading.Event(), threading.Event()
-        self._said, self._reported = "", False  # of `MpirunHandle.heard`
+        self._said, self._reported, self._blamed = "", False, False  # of `MpirunHandle.heard`
         self._flavour = "openmpi"
 
     def attribute(self, line: str) -> list[tuple[int | None, str]]:
@@ -200,6 +200,94 @@ def test_a_rank_that_was_ended_is_named_first(play: Play) -> None:
     play.handle.say("srun: error: h: task 0: Killed\n")
     play.gone(0)
     assert play.failure().startswith("rank 1 on host h is gone, and nothing says why.")
+
+
+MISSED = "0: [h:00000] *** An error occurred in Socket closed\n"
+KILLED = "srun: error: h: task {}: Killed\n"
+
+
+@pytest.mark.parametrize("play", [SRUN], indirect=True)
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_srun_killed_all_for_a_rank_whose_mpi_missed_one(play: Play, order: Sequence[int]) -> None:
+    """And with them the process above the one that was gone, before it could say how that ended."""
+    play.handle.say(MISSED)
+    for rank in order:
+        play.handle.say(KILLED.format(rank))
+        play.gone(rank)
+    play.handle.end(Ended(None, 14))
+    play.handle.shut()
+    expected = "rank 1 on host h is gone: the MPI of rank 0 lost its connection and ended the job."
+    assert play.failure() == expected
+
+
+@pytest.mark.parametrize("play", [SRUN], indirect=True)
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_who_saw_a_rank_end_comes_after_srun(play: Play, order: Sequence[int]) -> None:
+    play.handle.say(MISSED)
+    for rank in order:
+        play.handle.say(KILLED.format(rank))
+        play.gone(rank)
+    time.sleep(0.2)
+    play.handle.end(Ended(1, 0))
+    assert play.failure().startswith("rank 1 on host h ended with exit code 0 before it was done")
+
+
+@pytest.mark.parametrize("play", [SRUN], indirect=True)
+def test_a_rank_that_was_killed_and_srun_says_so(play: Play) -> None:
+    play.handle.say(KILLED.format(1))
+    play.gone(1)
+    assert play.failure().startswith("rank 1 on host h was killed by SIGKILL.")
+
+
+@pytest.mark.parametrize("play", [MPIRUN, SRUN], indirect=True, ids=lambda given: given[0])
+@pytest.mark.parametrize("code", [-11, 0])
+def test_a_rank_that_crashed_comes_before_one_of_which_nothing_is_known(play: Play, code: int) -> None:
+    """As where MPICH's mpirun, which says nothing of it, has killed that one, and what is above it."""
+    play.gone(0)
+    play.handle.end(Ended(1, code))
+    play.handle.end(Ended(None, 255))
+    play.handle.shut()
+    play.gone(1)
+    expected = "ended with exit code 0 before" if code == 0 else "was killed by SIGSEGV."
+    assert play.failure().startswith(f"rank 1 on host h {expected}")
+
+
+MPICH = (
+    "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+    "=   PID {} RUNNING AT h\n=   EXIT CODE: {}\n=   CLEANING UP REMAINING PROCESSES\n"
+)
+
+
+@pytest.mark.parametrize("play", [MPIRUN], indirect=True)
+@pytest.mark.parametrize(
+    ("pid", "status", "expected"),
+    [(6, 9, "was killed by SIGKILL."), (6, 0x8B, "was killed by SIGSEGV."), (9, 9, "is gone, and nothing")],
+)
+def test_a_rank_is_killed_with_the_process_above_it(play: Play, pid: int, status: int, expected: str) -> None:
+    """MPICH's mpirun tells of that process by its number, and ends with a code of its own."""
+    play.handle._flavour = "mpich"
+    for rank, peer in play.job._peers.items():
+        peer.above.pid = 5 + rank
+    play.gone(1)
+    play.handle.say(MPICH.format(pid, status))
+    play.handle.end(Ended(None, 255))
+    play.handle.shut()
+    play.gone(0)
+    assert play.failure().startswith(f"rank 1 on host h {expected}")
+
+
+@pytest.mark.parametrize("play", [MPIRUN], indirect=True)
+@pytest.mark.parametrize("pid", [5, 6])
+def test_mpich_has_killed_what_it_tells_of(play: Play, pid: int) -> None:
+    """For the sake of a rank of which another process above it tells."""
+    play.handle._flavour = "mpich"
+    for rank, peer in play.job._peers.items():
+        peer.above.pid = 5 + rank
+    play.gone(0)
+    play.handle.say(MPICH.format(pid, 9))
+    play.gone(1)
+    play.handle.end(Ended(1, -7))
+    assert play.failure().startswith("rank 1 on host h was killed by SIGBUS.")
 
 
 @pytest.mark.parametrize("play", [MPIRUN], indirect=True)

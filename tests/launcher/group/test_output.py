@@ -218,6 +218,8 @@ usually indicates a failure in the peer process
 \0[node1:00000] *** An error occurred in Socket closed
 [node1:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,
 \0
+[node1:00007] Delaying for 1 seconds before aborting
+[node1][[64294,0],0][/opal/mca/btl/tcp/btl_tcp_frag.c:127:mca_btl_tcp_frag_send] writev failed: gone (104)
 """
 MPICH = """\
 Abort(808036879) on node 0 (rank 0 in comm 0): Fatal error in internal_Recv: Other MPI error, error stack:

@@ -124,11 +124,11 @@ def test_the_first_cause_is_named(
 @pytest.mark.parametrize(
     ("line", "ended"),
     [
-        ("srun: error: n2: task 3: Exited with exit code 7", Ended(3, 7)),
-        ("srun: error: n2: tasks 2-3: Exited with exit code 1", Ended(2, 1)),
-        ("srun: error: n2: task 1: Killed", Ended(1, -9)),
-        ("srun: error: n2: task 1: Segmentation fault (core dumped)", Ended(1, -11)),
-        ("srun: error: n2: task 1: Exited with exit code 143", Ended(1, -15)),
+        ("srun: error: n2: task 3: Exited with exit code 7", Ended(3, 7, heard=True)),
+        ("srun: error: n2: tasks 2-3: Exited with exit code 1", Ended(2, 1, heard=True)),
+        ("srun: error: n2: task 1: Killed", Ended(1, -9, heard=True)),
+        ("srun: error: n2: task 1: Segmentation fault (core dumped)", Ended(1, -11, heard=True)),
+        ("srun: error: n2: task 1: Exited with exit code 143", Ended(1, -15, heard=True)),
         ("srun: error: n2: task 1: Something else", None),
         ("srun: error: Unable to allocate resources: Invalid node name specified", None),
     ],

@@ -165,3 +165,20 @@ def test_it_imports_next_to_nothing() -> None:
     asked = "import sys, ranks.talk.keeper, ranks.identity.identity; print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout == "False\n"
+
+
+def test_the_launcher_knows_the_process_above_by_its_number(told: Told, tmp_path: Path) -> None:
+    """What started it may tell of its end by that; and in the rank an MPI that ends the job gives it time."""
+    written = tmp_path / "delay"
+    script = (
+        f"open({str(written)!r}, 'w').write(os.environ['OMPI_MCA_opal_abort_delay'])\ntime.sleep({SECONDS})"
+    )
+    process = told.start(tmp_path, script)
+    try:
+        assert wait_until(lambda: told.peers and told.peers[0].above.pid is not None, SECONDS)
+        assert told.peers[0].above.pid == process.pid != told.peers[0].pid
+        assert wait_until(lambda: written.exists() and written.read_text() != "", SECONDS)
+        assert int(written.read_text()) >= 1
+    finally:
+        process.kill()
+        process.wait()
