@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ranks import Converter, DataType, Format, Model, ModelParallelRunner, ModelType, Tensor
-from ranks.errors import ShardrunError
+from ranks.errors import ModelError, ShardrunError
 from tests.ranks import api_models
 
 pytestmark = pytest.mark.usefixtures("single")
@@ -82,6 +82,15 @@ def test_a_flat_tensor_of_an_open_input_is_taken_once_the_shape_is_known(tmp_pat
     model.resize(model.get_inputs(), [[3, 8]])
     (answer,) = model.predict([given(DATA.ravel())])
     assert np.array_equal(answer.get_data_to_numpy(), model.predict([DATA])[0].get_data_to_numpy())
+
+
+@pytest.mark.parametrize("content", [b"\x08\x01junk" * 50, b"\x08\x08" + b"\xff" * 100])
+def test_junk_is_no_model_of_the_format_that_its_name_says(content: bytes, tmp_path: Path) -> None:
+    for name, kind in (("junk.mindir", "a MindIR file"), ("junk.onnx", "an ONNX file")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ModelError, match=f"{name} is not {kind}, or it is truncated") as caught:
+            Model().build_from_file(str(tmp_path / name), ModelType.MINDIR)
+        assert "PROTOBUF" not in str(caught.value).upper()
 
 
 def test_lengths_beyond_64_bits_are_a_type_error(model: Model) -> None:

@@ -46,3 +46,27 @@ def cdist(b: Builder, x: Value, y: Value, *, p: float = 2.0) -> Value:
     if p < 0 or np.isnan(p):
         raise RefusedError(f"p {p} is negative")
     return norm(b, b.op("Sub", [rows, columns]), p, [-1], False)
+
+
+@primitive("Pdist")
+def pdist(b: Builder, x: Value, *, p: float = 2.0) -> Value:
+    """The p-norm of the distance of each row to each later one."""
+    wide = b.floating(x)
+    rows = b.dim(wide, known_rank(wide) - 2)
+    if not isinstance(rows, int):
+        raise RefusedError("the number of rows is not known")
+    axis = known_rank(wide) - 2
+    pairs = [b.op("Gather", [wide, b.const(side)], {"axis": axis}) for side in np.triu_indices(rows, 1)]
+    return norm(b, b.op("Sub", pairs), p, [-1], False)
+
+
+@primitive("Renorm")
+def renorm(b: Builder, x: Value, *, p: float, dim: int, maxnorm: float) -> Value:
+    """Parts along an axis whose p-norm is too large, made as large as may be."""
+    wide = b.floating(x)
+    axes = [axis for axis in range(known_rank(wide)) if axis != b.axis(dim, wide)]
+    size = norm(b, wide, p, axes, True)
+    limit = b.scalar(maxnorm, size)
+    less = b.op("Div", [limit, b.op("Add", [size, b.scalar(1e-7, size)])])
+    factor = b.op("Where", [b.op("Greater", [size, limit]), less, b.scalar(1, size)])
+    return b.cast(b.op("Mul", [wide, factor]), x.dtype)
