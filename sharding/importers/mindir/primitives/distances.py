@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import Builder, known_rank
+from sharding.importers.mindir.primitives.operands import INT64, Builder, known_rank
 from sharding.importers.mindir.primitives.statistics import norm
 
 _ANY_AXIS = -65530
@@ -52,11 +52,12 @@ def cdist(b: Builder, x: Value, y: Value, *, p: float = 2.0) -> Value:
 def pdist(b: Builder, x: Value, *, p: float = 2.0) -> Value:
     """The p-norm of the distance of each row to each later one."""
     wide = b.floating(x)
-    rows = b.dim(wide, known_rank(wide) - 2)
-    if not isinstance(rows, int):
-        raise RefusedError("the number of rows is not known")
     axis = known_rank(wide) - 2
-    pairs = [b.op("Gather", [wide, b.const(side)], {"axis": axis}) for side in np.triu_indices(rows, 1)]
+    rows = b.value(b.dim(wide, axis))
+    square = b.filled((rows, rows), 1, INT64)
+    above = b.op("NonZero", [b.op("Trilu", [square, b.const(1, np.int64)])])
+    sides = (b.op("Gather", [above, b.const(side, np.int64)], {"axis": 0}) for side in (0, 1))
+    pairs = [b.op("Gather", [wide, side], {"axis": axis}) for side in sides]
     return norm(b, b.op("Sub", pairs), p, [-1], False)
 
 
