@@ -1,10 +1,12 @@
 """What a script sets on a model's inputs, and the forms in which `Model.predict` takes them."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import ranks
 from ranks import Converter, DataType, Format, Model, ModelParallelRunner, ModelType, Tensor
 from ranks.errors import ModelError, ShardrunError
 from tests.ranks import api_models
@@ -91,6 +93,20 @@ def test_junk_is_no_model_of_the_format_that_its_name_says(content: bytes, tmp_p
         with pytest.raises(ModelError, match=f"{name} is not {kind}, or it is truncated") as caught:
             Model().build_from_file(str(tmp_path / name), ModelType.MINDIR)
         assert "PROTOBUF" not in str(caught.value).upper()
+
+
+def test_a_pipe_is_no_model(tmp_path: Path) -> None:
+    """To open it would wait for who writes to it."""
+    for name in ("pipe.onnx", "pipe.mindir"):
+        os.mkfifo(tmp_path / name)
+        path = str(tmp_path / name)
+        for build in (
+            lambda path: Model().build_from_file(path, ModelType.MINDIR),
+            lambda path: ModelParallelRunner().build_from_file(path),
+            ranks.share_weights,
+        ):
+            with pytest.raises(ModelError, match=f"{name} is not a file; expected a model"):
+                build(path)
 
 
 def test_lengths_beyond_64_bits_are_a_type_error(model: Model) -> None:
