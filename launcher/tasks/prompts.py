@@ -77,7 +77,7 @@ class Prompts:
             )
 
     def count(self) -> int | None:
-        """How many prompts there are; None where that is not known before they are read, or one is too long."""
+        """How many prompts there are; None if that is not known before they are read, or one is too long."""
         given = len(self.texts) + len(self.ids)
         if self.file in {None, STANDARD_INPUT}:
             return given or None if self.file is None else None
