@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-MODULES = ("context", "converter", "model", "tensor")
+MODULES = ("context", "converter", "model", "tensor", "version")
 """Modules that `import mindspore_lite` makes attributes of it."""
 
 

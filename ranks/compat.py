@@ -13,16 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from ranks import MODULES
+import ranks
 from ranks.common import settings
 from ranks.errors import ShardrunError
+from ranks.version import __version__
 
 NAME = "mindspore_lite"
-API_VERSION = "2.3.0"
-"""The version of mindspore_lite whose interface `ranks` follows, which scripts see as its `__version__`."""
 
 # The modules of mindspore_lite that scripts import from, and where their names are here.
-SUBMODULES = {f"{NAME}.{module}": f"ranks.{module}" for module in MODULES}
+SUBMODULES = {f"{NAME}.{module}": f"ranks.{module}" for module in ranks.MODULES}
 
 
 def install(enabled: bool | None = None) -> bool:
@@ -61,10 +60,11 @@ class _Stand(ModuleType):
         self.stands_for = stands_for
         if name == NAME:
             self.__path__: list[str] = []
-            self.__version__ = API_VERSION
+            self.__version__ = __version__
+            self.__file__ = ranks.__file__
 
     def __getattr__(self, name: str) -> object:
-        if name.startswith("__") and name != "__all__":
+        if name.startswith("__") and name not in {"__all__", "__version__"}:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if f"{self.__name__}.{name}" in SUBMODULES:
             return importlib.import_module(f"{self.__name__}.{name}")
@@ -79,7 +79,7 @@ class _Stand(ModuleType):
 
     def __dir__(self) -> list[str]:
         here = {*super().__dir__(), *importlib.import_module(self.stands_for).__all__}
-        return sorted({*here, *MODULES} if self.__name__ == NAME else here)
+        return sorted({*here, *ranks.MODULES} if self.__name__ == NAME else here)
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -1,10 +1,13 @@
-"""Writing result files: whole or not at all."""
+"""Files: results are written whole or not at all, and secrets read, which may come through a pipe."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import select
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -127,3 +130,26 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+PIPE_SECONDS = 30.0
+"""How long it is waited for what a pipe should bring."""
+
+
+def read_at_most(path: Path, most: int) -> bytes:
+    """The first bytes of a file or of a pipe, as a secret may come through. Raises `OSError`, also where
+    nobody writes into the pipe."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", 0) as file:
+        arrived = select.poll()
+        piped = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
+        if piped:
+            arrived.register(file, select.POLLIN)
+        data = b""
+        while len(data) < most:
+            if piped and not arrived.poll(PIPE_SECONDS * 1000):
+                why = f"nobody has written into this pipe for {PIPE_SECONDS:g} s"
+                raise OSError(errno.ETIMEDOUT, why, str(path))
+            if not (block := file.read(most - len(data))):
+                break
+            data += block
+    return data

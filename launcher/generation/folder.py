@@ -24,6 +24,7 @@ from launcher.generation.text.configs import (
     GenAI,
     defaults_of,
     ids_of,
+    is_there,
     read_json,
     text_part,
 )
@@ -99,10 +100,10 @@ def _read(folder: Path, model: Path | None, *, told: bool = False) -> ModelFolde
     found = ModelFolder(
         said,
         model or said,
-        tokenizer=tokenizer if tokenizer.is_file() else None,
+        tokenizer=tokenizer if is_there(tokenizer) else None,
         special=_special(said),
     )
-    if (said / GENAI).is_file():
+    if is_there(said / GENAI):
         genai = GenAI(said / GENAI)
         decoder = said / genai.decoder
         if told and model is not None:

@@ -51,7 +51,14 @@ class _Schema(Kind[str]):
     """The text of a JSON schema: a flag names its file, a job file names it or has the schema itself."""
 
     def parse(self, text: str) -> str:
-        return read_text(Path(text), "JSON schema", ConfigError, MOST_SCHEMA)
+        schema = read_text(Path(text), "JSON schema", ConfigError, MOST_SCHEMA)
+        try:
+            json.loads(schema)
+        except ValueError as error:
+            raise ConfigError(f"{text}: this JSON schema is no JSON: {error}") from None
+        except RecursionError:
+            pass  # who follows the schema says how deep it may be
+        return schema
 
     def read(self, value: object, where: str, folder: Path) -> str:
         if isinstance(value, dict):

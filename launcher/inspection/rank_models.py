@@ -135,7 +135,7 @@ def folder_of(pattern: Path) -> Path | None:
 def read_rank_model(path: Path, key: Key | None = None) -> onnx.ModelProto:
     """A rank model without its large weights. Raises `ModelError`."""
     from sharding.importers.message import parse_without_weights
-    from sharding.onnx_files.protobuf import MalformedError
+    from sharding.onnx_files.protobuf import MalformedError, not_a_model
     from sharding.onnx_files.validity import demand_text
 
     try:
@@ -147,7 +147,7 @@ def read_rank_model(path: Path, key: Key | None = None) -> onnx.ModelProto:
     except Exception as error:  # protobuf's error has another module in each of its implementations
         if isinstance(error, ModelError) and not isinstance(error, MalformedError):
             raise  # it says it all
-        raise ModelError(f"{path} is not a whole ONNX model: {error}.") from None
+        raise not_a_model(path, error) from None
     if not model.graph.output:
         raise ModelError(f"{path} is not an ONNX model: it has no outputs.")
     demand_text(model, path)

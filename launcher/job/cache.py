@@ -89,13 +89,19 @@ def _key(model: Path, ranks: int, options: SliceOptions) -> str:
     return key_of(model, parts, about=f"-{ranks}")
 
 
+_LARGEST = 1 << 30
+"""More bytes than any file that steers slicing may have: one that never ends is not read for its key."""
+
+
 def _told(value: object) -> object:
     """An option's value for the key. A file counts by its content, wherever it lies."""
     if isinstance(value, Path):
         try:
-            return sha256_of(value)
+            if value.is_file() and value.stat().st_size <= _LARGEST:
+                return sha256_of(value)
         except OSError:
-            return "missing"  # slicing says so
+            pass
+        return "unreadable"  # slicing says so
     if isinstance(value, Mapping):
         return sorted(value.items())
     return value if value is None or isinstance(value, bool | int) else str(value)

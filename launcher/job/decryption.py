@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.common.files import read_at_most
 from launcher.errors import ConfigError
 from launcher.inspection.model_kinds import demand_ranks
 from launcher.inspection.rank_models import count_files, open_rank_models
@@ -30,8 +31,7 @@ def read_key(file: Path | None, mode: str | None) -> Key | None:
             )
         return None
     try:
-        with file.open("rb") as opened:
-            secret = opened.read(_MOST)
+        secret = read_at_most(file, _MOST)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"--dec-key-file {file}: {reason}") from None

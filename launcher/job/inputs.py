@@ -189,7 +189,7 @@ def _is_raw(path: Path) -> bool:
 def _refuse_others(path: Path, what: str) -> None:
     """A named pipe that nobody writes into would be waited for without end; a file may stand for another."""
     if path.exists() and not path.is_file():
-        raise ConfigError(f"{what}: expected a regular file, found a folder or device")
+        raise ConfigError(f"{what}: {path} is a folder, a pipe or a device; expected a regular file")
     instead = placeholder(path, pages=not _is_raw(path))
     if instead is not None:
         raise ConfigError(f"{what}: {path} {instead}")

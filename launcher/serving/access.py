@@ -10,6 +10,7 @@ from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
 
+from launcher.common.files import read_at_most
 from launcher.errors import ConfigError
 from launcher.serving.refusals import RefusalError
 
@@ -61,8 +62,7 @@ def read_tokens(path: Path) -> Tokens:
     """The tokens of a file, one a line, each with its role after it if it has one; # begins a comment. Raises
     `ConfigError`."""
     try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+        data = read_at_most(path, _MOST_BYTES + 1)
         mode = path.stat().st_mode
     except OSError as error:
         raise ConfigError(f"--token-file {path}: {error.strerror}") from None

@@ -77,7 +77,7 @@ class Prompts:
             )
 
     def count(self) -> int | None:
-        """How many prompts there are; None where that is not known before they are read."""
+        """How many prompts there are; None if that is not known before they are read, or one is too long."""
         given = len(self.texts) + len(self.ids)
         if self.file in {None, STANDARD_INPUT}:
             return given or None if self.file is None else None
@@ -85,7 +85,12 @@ class Prompts:
         if not path.is_file():
             return None
         with path.open("rb") as file:
-            return given + sum(1 for line in file if line.strip())
+            while line := file.readline(MAX_LINE + 1):
+                if len(line) > MAX_LINE and not self.keep_going:
+                    return None  # it is refused when it is read, and may have no end
+                given += bool(line.strip())
+                _skip(file, line)
+        return given
 
     def said(self) -> Iterator[Prompt]:
         """Those of flags, which are known before anything is read."""
@@ -130,8 +135,7 @@ class Prompts:
                     if not self.keep_going:
                         raise
                     yield Prompt(where, text=data[:_SHOWN].decode(errors="replace"), fault=error)
-                while long and not data.endswith(b"\n") and (data := file.readline(MAX_LINE)):
-                    continue
+                _skip(file, data)
 
     def _line(self, data: bytes, where: str) -> Prompt:
         try:
@@ -192,3 +196,9 @@ def read_ids(text: str, where: str) -> list[int]:
     if not parts or len(ids) < len(parts):
         raise ConfigError(f"{where} {text[:40]}: expected token ids such as 1,15043,29892")
     return ids
+
+
+def _skip(file: BinaryIO, line: bytes) -> None:
+    """Reads what is left of a line that is too long."""
+    while len(line) >= MAX_LINE and not line.endswith(b"\n"):
+        line = file.readline(MAX_LINE)

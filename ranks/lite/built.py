@@ -50,6 +50,7 @@ class Built:
             ANY_RANK if spec.open_rank else tuple(dim if isinstance(dim, int) else None for dim in spec.shape)
             for spec in model.inputs
         ]
+        self.axes = [None if declared == ANY_RANK else len(declared) for declared in self.declared]
         self.in_file = in_file or self.declared  # the inputs' shapes as the model file gives them
         self.proven: set[tuple[tuple[int, ...], ...]] = set()
 

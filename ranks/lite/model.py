@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
 from ranks.common.notice import deprecated
 from ranks.errors import ModelError, ShardrunError
 from ranks.lite import membership
-from ranks.lite.arguments import checked_outputs, length, one_by_one, shapes_of
+from ranks.lite.arguments import checked_outputs, in_shape, length, named, one_by_one, shapes_of
 from ranks.lite.build import build
 from ranks.lite.built import Built
 from ranks.lite.one_process import OneProcess
@@ -26,6 +26,7 @@ from ranks.lite.tensor import (
     OutputTensor,
     Tensor,
     TensorMeta,
+    as_kept,
     fill,
     input_tensor,
     misfit,
@@ -66,6 +67,7 @@ class Model(OneProcess):
         self._built: Built | None = None
         self._given: GivenModel | None = None
         self._shapes: list[tuple[int, ...]] = []
+        self._inputs: list[Tensor] = []
 
     @classmethod
     def over(cls, built: Built) -> Model:
@@ -77,6 +79,7 @@ class Model(OneProcess):
     def _adopt(self, built: Built) -> None:
         self._built = built
         self._shapes = [built.open_shape(index) for index in range(len(built.inputs))]
+        self._inputs = self.new_inputs()
 
     def __str__(self) -> str:
         return f"model_path: {self.model_path_}."
@@ -149,7 +152,14 @@ class Model(OneProcess):
         self._given = given  # to load it again with other dimensions
 
     def get_inputs(self) -> list[Tensor]:
-        """New tensors for the inputs, in order, with their names, types and present shapes (-1: open)."""
+        """New tensors for the inputs, in order, with their names, types and present shapes (-1: open).
+
+        A name, type, shape or format that is set on one is seen on those of later calls; data is not.
+        """
+        return [as_kept(kept) for kept in self._inputs]
+
+    def new_inputs(self) -> list[Tensor]:
+        """As `get_inputs`, but as the model itself has them, and each for its caller alone."""
         if self._built is None:
             return []
         return [
@@ -208,8 +218,9 @@ class Model(OneProcess):
         feeds = {}
         for index, given in enumerate(inputs):
             if isinstance(given, Tensor):
-                array = given._array
-                feeds[names[index]] = self._zeros(index, given) if array is None else array
+                array = self._zeros(index, given) if given._array is None else given._array
+                fits = built.axes[index] in {None, array.ndim}
+                feeds[names[index]] = array if fits else in_shape(array, self._shapes[index])
             elif isinstance(given, np.ndarray) or not built.inputs[index].is_tensor:
                 feeds[names[index]] = given
             else:
@@ -361,9 +372,10 @@ class Model(OneProcess):
             self._built = resized
             built.close()
         self._shapes = shapes
-        for tensor, shape, declared in zip(inputs, shapes, resized.declared, strict=True):
-            tensor._declared = declared
-            tensor.shape = shape
+        for given in (inputs, self._inputs):
+            for tensor, shape, declared in zip(given, shapes, resized.declared, strict=True):
+                tensor._declared = declared
+                tensor.take_shape(shape)
 
     def get_model_info(self, key: str) -> str:
         """Text about the model: "input_shape" as ``name:1,3,-1;...`` (-1: open), "user_info" the ONNX file's
@@ -380,21 +392,9 @@ class Model(OneProcess):
     def get_input_by_tensor_name(self, tensor_name: str) -> Tensor:
         """Deprecated: pick from `get_inputs`."""
         deprecated("get_input_by_tensor_name()", "get_inputs()")
-        return _named(self.get_inputs(), "input", tensor_name)
+        return named(self.get_inputs(), "input", tensor_name)
 
     def get_output_by_tensor_name(self, tensor_name: str) -> TensorMeta:
         """Deprecated: pick from `get_outputs`."""
         deprecated("get_output_by_tensor_name()", "get_outputs()")
-        return _named(self.get_outputs(), "output", tensor_name)
-
-
-_Tensor = TypeVar("_Tensor", Tensor, TensorMeta)
-
-
-def _named(tensors: Iterable[_Tensor], what: str, name: str) -> _Tensor:
-    """The one of this name among a model's ``what``s."""
-    check_isinstance("tensor_name", name, str)
-    for tensor in tensors:
-        if tensor.name == name:
-            return tensor
-    raise runtime_error(f"get_{what}_by_tensor_name failed! The model has no {what} {name!r}.")
+        return named(self.get_outputs(), "output", tensor_name)

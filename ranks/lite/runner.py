@@ -136,7 +136,7 @@ class ModelParallelRunner(OneProcess):
 
     def get_inputs(self) -> list[Tensor]:
         """New tensors for the inputs, in order, as `Model.get_inputs`: each thread takes its own."""
-        return self._model.get_inputs()
+        return self._model.new_inputs()
 
     def get_outputs(self) -> list[TensorMeta]:
         """What the model's outputs are, in order, as `Model.get_outputs`."""

@@ -51,6 +51,9 @@ class Tensor(LegacyTensorMethods):
     machine lacks.
     """
 
+    _kept: Tensor | None = None
+    """Set in a model's inputs: the model's own, which gets the name, type, shape and format set here."""
+
     def __init__(
         self,
         tensor: Tensor | Array | None = None,
@@ -120,6 +123,8 @@ class Tensor(LegacyTensorMethods):
     def name(self, name: str) -> None:
         check_isinstance("name", name, str)
         self._name = name
+        if self._kept is not None:
+            self._kept._name = name
 
     @property
     def dtype(self) -> DataType:
@@ -131,6 +136,8 @@ class Tensor(LegacyTensorMethods):
         check_isinstance("dtype", dtype, DataType)
         if dtype is not self._dtype:
             self._dtype, self._array, self._users = dtype, None, False
+        if self._kept is not None:
+            self._kept._dtype = dtype
 
     @property
     def shape(self) -> list[int]:
@@ -140,6 +147,12 @@ class Tensor(LegacyTensorMethods):
     @shape.setter
     def shape(self, shape: Sequence[int]) -> None:
         lengths = checked_shape(shape)
+        self.take_shape(lengths)
+        if self._kept is not None:
+            self._kept._shape = lengths
+
+    def take_shape(self, lengths: Shape) -> None:
+        """Sets the shape of this tensor alone, whatever model it is an input of."""
         if self._array is not None:
             same = min(lengths, default=0) >= 0 and prod(lengths) == self._array.size
             self._array = self._array.reshape(lengths) if same else None
@@ -155,6 +168,8 @@ class Tensor(LegacyTensorMethods):
     def format(self, tensor_format: Format) -> None:
         check_isinstance("format", tensor_format, Format)
         self._format = tensor_format
+        if self._kept is not None:
+            self._kept._format = tensor_format
 
     @property
     def element_num(self) -> int:
@@ -244,6 +259,13 @@ def input_tensor(name: str, dtype: DataType, shape: Shape, declared: tuple[int |
     """An input of a model: current ``shape`` (-1: open) and what the file declares (None: any)."""
     tensor = Tensor()
     tensor._name, tensor._dtype, tensor._shape, tensor._declared = name, dtype, shape, declared
+    return tensor
+
+
+def as_kept(kept: Tensor) -> Tensor:
+    """A tensor without data as ``kept`` is now. What a script sets on it is set on ``kept``, too."""
+    tensor = Tensor()
+    tensor.__dict__.update(kept.__dict__, _kept=kept)
     return tensor
 
 

@@ -17,6 +17,7 @@ from ranks.errors import ModelError, ShardError
 from sharding.common.nearby import hint, shown
 from sharding.onnx_files.external import find_data, place_of
 from sharding.onnx_files.placeholders import refuse_placeholder
+from sharding.onnx_files.protobuf import not_a_model
 from sharding.onnx_files.walk import nodes_in, tensors_in
 from sharding.slices.domains import MICROSOFT
 from sharding.slices.manifest import FILE_NAME, Manifest, read_manifest, verify_shard
@@ -130,8 +131,12 @@ def read_placed(path: Path) -> tuple[onnx.ModelProto, Path]:
     refuse_placeholder(path)
     try:
         model = read_message(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except ModelError:
+        raise
     except Exception as error:  # protobuf's own error is not a ValueError, and onnx's readers raise many
-        raise ModelError(f"{path} is not a whole ONNX model: {error}.") from None
+        raise not_a_model(path, error) from None
     if not model.graph.node and not model.graph.output:
         raise ModelError(f"{path} is not an ONNX model: it has no nodes and no outputs.")
     folder = _place_external_data(model, path)
@@ -237,7 +242,8 @@ def _place_external_data(model: onnx.ModelProto, path: Path) -> Path:
             try:
                 found[location] = (place, place.stat().st_size)
             except (OSError, ValueError) as error:
-                raise ModelError(f"{where} needs the file {location!r}: {error}.") from None
+                why = getattr(error, "strerror", None) or error
+                raise ModelError(f"{where} needs the file {location!r}: {why}.") from None
         expected = _tensor_bytes(tensor)
         length = expected if told is None else told
         if expected and length != expected:

@@ -20,6 +20,7 @@ from ranks.sessions import arena, engines
 from ranks.sessions.versions import too_new
 from sharding.common import limits
 from sharding.onnx_files.external import target_of
+from sharding.onnx_files.protobuf import not_a_model
 
 CHANGING = ("Pad_Fusion",)
 """Optimizers of ONNX Runtime that change what a model answers. Pad_Fusion makes zeros before a MaxPool its
@@ -118,6 +119,8 @@ def create_plain(
         new = too_new(str(error))
         if new is not None:
             raise ModelError(f"{what} {new}") from None
+        if "INVALID_PROTOBUF" in str(error):
+            raise not_a_model(what, error) from None
         raise ModelError(f"ONNX Runtime {ort.__version__} refuses {what}: {reason(error)}") from None
     session._model_bytes = None  # kept to fall back on another provider, which is off here
     forks.never_freed(session, session._sess)

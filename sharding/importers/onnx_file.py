@@ -17,7 +17,7 @@ from sharding.importers.checkpoints.rename import Rule
 from sharding.importers.mapped import mapped
 from sharding.onnx_files.external import put_place
 from sharding.onnx_files.graph_library import import_graph_library
-from sharding.onnx_files.protobuf import IN_MODEL_FILE, MalformedError, without_weights
+from sharding.onnx_files.protobuf import IN_MODEL_FILE, MalformedError, not_a_model, without_weights
 from sharding.onnx_files.walk import tensors_in
 
 if TYPE_CHECKING:
@@ -58,9 +58,11 @@ def read(path: Path) -> onnx.ModelProto:
     try:
         model.ParseFromString(without_weights(mapped(path, "an ONNX model")))
     except MalformedError as error:
-        raise ModelError(f"{path} is not an ONNX file, or it is truncated: {error}.") from None
+        raise not_a_model(path, error) from None
+    except ModelError:
+        raise
     except Exception as error:  # protobuf's DecodeError, whose module differs between its implementations
-        raise ModelError(f"{path} is not an ONNX file: {one_line(str(error))[:200]}.") from None
+        raise not_a_model(path, error) from None
     if not model.HasField("graph") or not model.graph.output:
         raise ModelError(f"{path} is not an ONNX model: it has no graph with an output.")
     outer = len(model.graph.initializer)  # which come first

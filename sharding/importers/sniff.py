@@ -10,7 +10,7 @@ from typing import BinaryIO
 from sharding.common.encryption import ENCRYPTED, encryption_of
 from sharding.errors import ModelError
 from sharding.importers.format import HEAD, told
-from sharding.onnx_files.placeholders import refuse_placeholder
+from sharding.onnx_files.placeholders import refuse_devices, refuse_placeholder
 
 Format = str
 """``onnx``, ``unknown``, or the name of one of `sharding.importers.format.FORMATS`."""
@@ -35,6 +35,7 @@ def format_of(path: str | Path) -> Format:
     cannot be read, or only stands for another one.
     """
     path = Path(path)
+    refuse_devices(path)
     refuse_placeholder(path)
     try:
         with path.open("rb") as file:

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from sharding.onnx_files.placeholders import refuse_devices
+
 if TYPE_CHECKING:
     from onnx import (
         AttributeProto,
@@ -74,8 +76,9 @@ if not TYPE_CHECKING:
 def read_message(path: Path) -> ModelProto:
     """A model's message without its external data, as ``onnx.load`` reads it.
 
-    Raises `OSError`, and protobuf's own errors.
+    Raises `OSError`, `ModelError` for a pipe or a device, which might never end, and protobuf's own errors.
     """
+    refuse_devices(path)
     if path.suffix != ".onnx":  # by the name it may be of a form of text
         import onnx
 

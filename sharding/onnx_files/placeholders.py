@@ -48,6 +48,12 @@ def placeholder(path: Path, *, pages: bool = True) -> str | None:
     return None
 
 
+def refuse_devices(path: Path) -> None:
+    """Raises `ModelError` for a pipe, which would be waited for, and a device, which might never end."""
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{path} is not a file; expected a model.")
+
+
 def refuse_placeholder(path: Path) -> None:
     """Raises `ModelError` for a file that stands for another one."""
     found = placeholder(path)

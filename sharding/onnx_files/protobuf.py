@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.errors import ModelError
-from sharding.onnx_files.placeholders import refuse_placeholder
+from sharding.onnx_files.placeholders import refuse_devices, refuse_placeholder
 
 if TYPE_CHECKING:
     import onnx
@@ -37,6 +37,14 @@ class MalformedError(ModelError):
     """The bytes are not a protobuf message: truncated, or another format."""
 
 
+def not_a_model(what: str | Path, why: object = "") -> ModelError:
+    """That ``what``, a file or what stands for one, is no model; ``why``: the error that said so, whose own
+    words are shown if they are ours."""
+    kind = "a MindIR file" if str(what).endswith(".mindir") else "an ONNX file"
+    place = f": {why}" if isinstance(why, MalformedError) else ""
+    return ModelError(f"{what} is not {kind}, or it is truncated{place}.")
+
+
 def without_weights(data: memoryview) -> bytes:
     """The ONNX message in ``data`` with each large initializer pointing to its bytes (`IN_MODEL_FILE`).
 
@@ -53,6 +61,7 @@ def read_message(path: Path) -> onnx.ModelProto:
     """
     import onnx
 
+    refuse_devices(path)
     refuse_placeholder(path)
     model = onnx.ModelProto()
     with (

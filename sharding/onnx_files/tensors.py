@@ -66,6 +66,8 @@ class WeightTensor:
             import onnx_ir as ir
 
             packed = np.fromfile(self.extent.path, np.uint8, self.extent.length, offset=self.extent.offset)
+            if packed.size != self.extent.length:
+                raise self._changed()
             return ir.PackedTensor(packed, self.tensor.dtype, shape=ir.Shape(self.shape)).numpy()
         return self._mapped(0, self.extent.length).reshape(self.shape)
 
@@ -75,8 +77,15 @@ class WeightTensor:
         dtype = self.tensor.dtype.numpy()
         if start == end:
             return np.empty(0, dtype)
-        mapped = np.memmap(self.extent.path, np.uint8, "r", self.extent.offset + start, (end - start,))
+        try:
+            mapped = np.memmap(self.extent.path, np.uint8, "r", self.extent.offset + start, (end - start,))
+        except ValueError:  # it had the length once, see `locate`
+            raise self._changed() from None
         return mapped.view(dtype)
+
+    def _changed(self) -> ModelError:
+        assert self.extent is not None
+        return ModelError(f"{self.extent.path} changed while it was read: it is shorter than before.")
 
     def part(self, placement: Placement, rank: int, world: int) -> Array:
         """What a rank holds under this placement: a view where it is contiguous."""

@@ -17,7 +17,7 @@ from sharding.importers import import_model, is_imported
 from sharding.onnx_files.functions import inline_functions
 from sharding.onnx_files.graph_library import import_graph_library
 from sharding.onnx_files.placeholders import refuse_placeholder
-from sharding.onnx_files.protobuf import MalformedError, without_weights
+from sharding.onnx_files.protobuf import MalformedError, not_a_model, without_weights
 from sharding.onnx_files.tensors import WeightTensor, locate
 from sharding.onnx_files.validity import check, check_nodes, first_cause
 from sharding.reading.bodies import open_bodies
@@ -114,14 +114,14 @@ def _read_proto(path: Path, key: Key | None) -> tuple[onnx.ModelProto, FileEntry
     except FileNotFoundError:
         raise ModelError(f"{shown(path)} does not exist{hint(path)}; expected an ONNX file.") from None
     except MalformedError as error:
-        raise ModelError(f"{path} is not an ONNX file, or it is truncated: {error}.") from None
+        raise not_a_model(path, error) from None
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}.") from None
+        raise ModelError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(stripped)
     except Exception as error:  # protobuf's DecodeError, whose module differs between its implementations
-        raise ModelError(f"{path} is not an ONNX file, or it is truncated: {error}.") from None
+        raise not_a_model(path, error) from None
     return _checked(proto, path), entry
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.common.documents import quote, read_text
 from launcher.errors import ConfigError
 from launcher.generation.text import render
-from launcher.generation.text.configs import TOKENIZER_CONFIG, read_json
+from launcher.generation.text.configs import TOKENIZER_CONFIG, is_there, read_json
 from sharding.common.text import one_line, shortened
 
 JINJA, JSON = "chat_template.jinja", "chat_template.json"
@@ -105,7 +105,7 @@ def _ask(request: Mapping[str, object], path: Path) -> dict[str, object]:
 def find_template(folder: Path, special: Mapping[str, str]) -> ChatTemplate | None:
     """The chat template of a model folder, if it has one."""
     path = folder / JINJA
-    if path.is_file():
+    if is_there(path):
         return ChatTemplate(read_text(path, "chat template", ConfigError), path, special)
     for path in (folder / JSON, folder / TOKENIZER_CONFIG):
         source = read_json(path).get("chat_template")

@@ -27,15 +27,24 @@ _OPTIONS = {
 _LENGTHS = ("max_length", "min_length")
 
 
+def is_there(path: Path) -> bool:
+    """Whether a model's folder has this file. Raises `ConfigError` where it has something else of that name:
+    without the file, a model would be run in another manner."""
+    try:
+        path.lstat()
+        if path.is_file():
+            return True
+        why = "expected a file, found a " + ("folder, pipe or device" if path.exists() else "broken link")
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:  # such as a name that is too long, or a folder that may not be looked into
+        why = f"this configuration cannot be read: {error.strerror}"
+    raise ConfigError(f"{shortened(str(path), 200)}: {why}") from None
+
+
 def read_json(path: Path) -> dict[str, object]:
     """The mapping in a JSON file; nothing where there is no such file."""
-    try:
-        there = path.exists()
-    except OSError as error:  # such as a name that is too long, or a folder that may not be looked into
-        raise ConfigError(
-            f"{shortened(str(path), 200)}: this configuration cannot be read: {error.strerror}"
-        ) from None
-    if not there:
+    if not is_there(path):
         return {}
     data, _ = read_document(path, "configuration")
     return check_table(data, path, "")
@@ -128,7 +137,7 @@ class GenAI:
         search = check_table(whole.get("search") or {}, path, "search")
         defaults = defaults_of(search, path)
         if defaults.get("max_length") == self.context:
-            del defaults["max_length"]  # says nothing of how long a text should be
+            defaults.pop("max_length", None)  # says nothing of how long a text should be
         self.manner = Manner(
             ends=ids_of(self._model.get("eos_token_id"), path, "model.eos_token_id"),
             start=ids_of(self._model.get("decoder_start_token_id"), path, "model.decoder_start_token_id"),

@@ -10,8 +10,6 @@ from typing import Generic, SupportsIndex, TypeVar, cast
 import numpy as np
 
 T = TypeVar("T")
-INT32_MAX = 2**31 - 1
-INT64_MAX = 2**63 - 1
 
 
 def check_isinstance(name: str, value: object, kind: type, *, none_allowed: bool = False) -> None:
@@ -62,6 +60,15 @@ def integer(name: str, value: object) -> int:
         raise TypeError(f"{name} must be int, but got {type(value)}.") from None
 
 
+def of_bits(name: str, number: int, bits: int, where: str = "") -> int:
+    """``number``, if it is a signed one of so many bits, in which the original keeps it; else `TypeError`."""
+    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+        raise TypeError(
+            f"{name} must fit in {bits} bits, but got {number}{where}: incompatible function arguments."
+        )
+    return number
+
+
 def identifier(name: str, value: object) -> int:
     """As `integer`, of the number of a process, say: True and False are none."""
     if isinstance(value, bool):
@@ -83,32 +90,35 @@ def integers(name: str, values: Iterable[object], *, truths: bool = True) -> lis
     return found
 
 
+def sized(name: str, numbers: Sequence[int], bits: int) -> list[int]:
+    """``numbers``, if each is one of so many bits; else `TypeError` naming the index of the first that is
+    not."""
+    return [
+        of_bits(f"{name} element", number, bits, f" at index {index}") for index, number in enumerate(numbers)
+    ]
+
+
 def list_of_integers(name: str, value: object) -> list[int]:
-    """The elements of a list as ints; raises `TypeError` for another type, and as `integers`."""
+    """The elements of a list as ints; raises `TypeError` for another type, and as `integers` and `sized`
+    do."""
     check_isinstance(name, value, list)
     assert isinstance(value, list)
-    return integers(name, value)
+    return sized(name, integers(name, value), 32)
 
 
 def checked_shape(shape: object) -> tuple[int, ...]:
     """``shape`` as a tuple of ints; raises unless it is a list or tuple of ints of 64 bits."""
     check_sequence("shape", shape)
     assert isinstance(shape, (list, tuple))
-    found = integers("shape", shape)
-    for index, length in enumerate(found):
-        if not -INT64_MAX <= length <= INT64_MAX:
-            raise ValueError(f"shape element must fit in 64 bits, but got {length} at index {index}.")
-    return tuple(found)
+    return tuple(sized("shape", integers("shape", shape), 64))
 
 
 def count(name: str, value: object, subject: str = "") -> int:
-    """``value`` as an int; raises unless it is from 0 to 2**31 - 1 (the original keeps counts in 32 bits)."""
+    """``value`` as an int; raises `ValueError` for a negative one, and as `integer` and `of_bits` do."""
     number = integer(name, value)
     if number < 0:
         raise ValueError(f"{subject}{name} must be a non-negative int.")
-    if number > INT32_MAX:
-        raise ValueError(f"{subject}{name} must be at most {INT32_MAX}, but got {number}.")
-    return number
+    return of_bits(f"{subject}{name}", number, 32)
 
 
 def decryption_key(secret: object, mode: object) -> tuple[bytes, str] | None:

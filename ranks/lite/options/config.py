@@ -18,7 +18,7 @@ from ranks.lite.options.content import exists
 from ranks.lite.options.errors import runtime_error
 from ranks.lite.options.texts import unquoted
 from ranks.weights.shared.request import Attach, Share
-from sharding.common.text import parse_whole
+from sharding.common.text import parse_whole, shortened
 
 Sections = dict[str, dict[str, str]]
 
@@ -219,13 +219,13 @@ def _check(sections: Sections, origin: Mapping[str, str]) -> None:
         where = origin[section]
         known = KNOWN.get(section)
         if known is None:
-            warn_user(f"unknown section [{section}] in {where} is ignored.")
+            warn_user(f"unknown section [{shortened(section)}] in {where} is ignored.")
             continue
         if section == precision_options.PLAN:
             continue
         for key in entries:
             if known and key not in known:
-                warn_user(f"unknown key {key!r} of section [{section}] in {where} is ignored.")
+                warn_user(f"unknown key {shortened(key)!r} of section [{section}] in {where} is ignored.")
             elif not known.get(key):
                 idle.append(f"[{section}] {key}")
     if idle:

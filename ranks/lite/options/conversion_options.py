@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ranks.errors import ModelError
-from ranks.lite.options.check import Checked, check_isinstance, choice, of
+from ranks.lite.options.check import Checked, check_isinstance, choice, of, sized
 from ranks.lite.options.types import DataType, Format, ModelType
 from sharding.common.encryption import MODES
 
@@ -45,7 +45,10 @@ def _input_shape(name: str, value: object) -> dict[str, list[int]]:
                 raise TypeError(
                     f"{name} value's element must be int, but got {type(element)} at index {index}."
                 )
-    return {key: [int(length) for length in lengths] for key, lengths in value.items()}
+    return {
+        key: sized(f"{name} value's", [int(length) for length in lengths], 64)
+        for key, lengths in value.items()
+    }
 
 
 def _format(name: str, value: object) -> Format:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ranks.common.notice import warn_user
 from ranks.common.targets import ASCEND_MODES, CPU_GPU_MODES
-from ranks.lite.options.check import Checked, choice, count, integer, list_of_integers, of
+from ranks.lite.options.check import Checked, choice, count, integer, list_of_integers, of, of_bits
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Threads:
 
 def affinity(name: str, value: object) -> int:
     """A mode of affinity; like the original, takes an unknown one for "no binding", with a warning."""
-    mode = integer(name, value)
+    mode = of_bits(name, integer(name, value), 32)
     if mode in {0, 1, 2}:
         return mode
     warn_user(f"Invalid thread affinity mode: {mode}, change to NO_BIND mode.")

@@ -92,7 +92,8 @@ class Data:
                 else:
                     data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, RuntimeError, ValueError) as error:  # links in a circle, too long a name, ...
-            raise ModelError(f"{what} lies in {location[:80]!r}, which cannot be read: {error}.") from None
+            why = getattr(error, "strerror", None) or error
+            raise ModelError(f"{what} lies in {location[:80]!r}, which cannot be read: {why}.") from None
         if data and data[0] != 1:
             raise ModelError(f"{path} has big-endian data: export the model on a little-endian machine.")
         self._files[location] = data

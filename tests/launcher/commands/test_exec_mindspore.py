@@ -139,7 +139,7 @@ print(ms.__name__, same, "ranks" in sys.modules, mslite.__version__)
 def test_with_mindspore(options: list[object], tmp_path: Path) -> None:
     import numpy as np
 
-    from ranks.compat import API_VERSION
+    from ranks.version import __version__
 
     (tmp_path / "site" / "mindspore").mkdir(parents=True)
     for name, text in PACKAGE.items():
@@ -151,4 +151,4 @@ def test_with_mindspore(options: list[object], tmp_path: Path) -> None:
     done = shardrun("exec", *options, "script.py", cwd=tmp_path, **path)
     assert done.returncode == 0, done.stderr
     lines = [line.partition("] ")[2] or line for line in done.stdout.splitlines()]
-    assert lines == [f"mindspore True True {API_VERSION}"] * (2 if options else 1)
+    assert lines == [f"mindspore True True {__version__}"] * (2 if options else 1)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -246,3 +247,37 @@ def test_state_that_the_ranks_found_needs_no_names() -> None:
     found = replace(made, group=cast(Any, Ranks()))
     (state,) = StatefulDecoder(found).states[id(found)]
     assert (state.past, state.present, state.axis) == ("a", "c", 2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["genai_config.json", "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"],
+)
+def test_what_is_in_the_place_of_a_file_is_not_overlooked(folder: Path, name: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(folder, tmp_path / "own")
+    path = folder / name
+    for make, found in (
+        (Path.mkdir, "folder, pipe or device"),
+        (os.mkfifo, "folder, pipe or device"),
+        (lambda place: place.symlink_to("/nonexistent"), "broken link"),
+        (lambda place: place.symlink_to(place), "broken link"),
+    ):
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        path.unlink(missing_ok=True)
+        make(path)
+        if name != "genai_config.json":
+            (folder / "genai_config.json").unlink(missing_ok=True)
+        with pytest.raises(ConfigError, match=re.escape(f"{name}: expected a file, found a {found}")):
+            read_folder(folder)
+
+
+def test_lengths_that_a_configuration_leaves_open(folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(folder, tmp_path / "own")
+    whole = tiny.genai_config()
+    whole["model"]["context_length"] = None
+    whole["search"].pop("max_length", None)
+    (folder / "genai_config.json").write_text(json.dumps(whole))
+    found = read_folder(folder)
+    assert found.context is None
+    assert "max_length" not in found.manner.defaults

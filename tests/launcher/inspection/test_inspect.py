@@ -128,7 +128,7 @@ def test_worlds_are_predicted_without_slicing(model: Path, capsys: pytest.Captur
         (["mlp.onnx", "--world", ""], "expected a whole number"),
         (["mlp.onnx", "--ranks", "2", "--dim", "batch"], "expected NAME=SIZE"),
         (["nothing.onnx"], "does not exist"),
-        (["bad.onnx"], "is not a whole ONNX model"),
+        (["bad.onnx"], "is not an ONNX file, or it is truncated"),
         (["bad.onnx", "--ranks", "2"], "is not an ONNX file"),
         (["."], "is not a slice folder"),
     ],
@@ -235,7 +235,7 @@ def test_rank_models_made_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert words in capsys.readouterr().err
     (tmp_path / "rank_1_model.onnx").write_bytes(b"?")
     assert cli.main(["inspect", str(pattern)]) == 2
-    assert "rank_1_model.onnx is not a whole ONNX model" in capsys.readouterr().err
+    assert "rank_1_model.onnx is not an ONNX file, or it is truncated" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["run", "slice --output x", "inspect", "scripts --output x"])

@@ -16,6 +16,7 @@ from launcher import cli
 from launcher.errors import ConfigError
 from launcher.inspection.reference import refer
 from launcher.job.decryption import read_key
+from launcher.serving.access import read_tokens
 from ranks.run import executor
 from tests.elsewhere import not_ours
 from tests.launcher.cli_tools import copied as shardrun
@@ -90,6 +91,14 @@ def test_run_by_a_job_file_and_a_pipe(here: Path, command: Command) -> None:
     finally:  # a command that never opens the pipe leaves the writer waiting for it
         writer.kill()
         writer.wait()
+
+
+def test_a_pipe_that_nobody_writes_into(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(here / "pipe")
+    monkeypatch.setattr("launcher.common.files.PIPE_SECONDS", 0.01)
+    for read in (lambda path: read_key(path, None), read_tokens):
+        with pytest.raises(ConfigError, match=r"pipe: nobody has written into this pipe for 0\.01 s"):
+            read(here / "pipe")
 
 
 def test_ranks_that_something_else_started(here: Path, command: Command) -> None:

@@ -193,7 +193,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["cut.npy"], "cut.npy: input 'x': cannot read the array"),
         (["flipped.npz"], "flipped.npz"),
         (["huge.npz"], "huge.npz: input 'x': "),
-        (["x=pipe"], "pipe: input 'x': expected a regular file"),
+        (["x=pipe"], "pipe: input 'x': pipe is a folder, a pipe or a device; expected a regular file"),
     ],
 )
 def test_bad_files(files: Path, sources: list[str], message: str) -> None:
@@ -252,7 +252,7 @@ def test_garbage_is_refused_with_a_sentence(
 @pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.bin"])
 def test_pipes_are_not_waited_for(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(ConfigError, match="expected a regular file, found a folder or device"):
+    with pytest.raises(ConfigError, match=r"x\.\w+ is a folder, a pipe or a device; expected a regular file"):
         make_inputs([X], [str(tmp_path / name)])
 
 

@@ -113,6 +113,32 @@ def test_what_is_no_model_is_named_whether_or_not_ranks_are_given(
     assert not [item for item in folder.glob("cache/slices/*") if item.suffix != ".lock"]
 
 
+def test_a_slice_folder_holds_regular_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe in the place of a rank's model would be waited for, and a device be read without end."""
+    assert main(["slice", "model.onnx", "--ranks", "2", "--output", "slices"]) == 0
+    capsys.readouterr()
+    rank_model = folder / "slices" / "rank_0.onnx"
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        rank_model.unlink()
+        make(rank_model)
+        assert "rank_0.onnx" in refused(capsys, "inspect", "slices")
+
+
+def test_a_file_that_steers_has_an_end(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not read to its end to learn that it is too long."""
+    with (folder / "steer.yaml").open("wb") as file:
+        file.truncate(1 << 42)
+    told = refused(capsys, "run", "model.onnx", "--ranks", "2", "--steer", "steer.yaml")
+    assert "steer.yaml: a steering file has at most" in told
+
+
+def test_a_schema_that_is_none_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("", "{", '{"type": NaN,}'):
+        (folder / "schema.json").write_text(text)
+        told = refused(capsys, "generate", "model.onnx", "--prompt", "a", "--json-schema", "schema.json")
+        assert "schema.json: this JSON schema is no JSON" in told
+
+
 def test_a_model_may_have_any_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also one that other files of a job usually have."""
     for name in ("model.json", "model.yaml", "model.npz"):
@@ -125,6 +151,18 @@ def test_a_model_is_a_regular_file(folder: Path, capsys: pytest.CaptureFixture[s
     os.mkfifo("pipe")
     for ranks in ((), ("--ranks", "2")):
         assert "is not a file; expected an ONNX file" in refused(capsys, "run", "pipe", *ranks)
+    told = refused(capsys, "slice", "pipe", "--ranks", "2", "--output", "slices")
+    assert "pipe is not a file; expected an ONNX file" in told
+
+
+@pytest.mark.parametrize("command", [("run",), ("run", "--ranks", "2"), ("inspect",)], ids=" ".join)
+@pytest.mark.parametrize("content", [b"\x08\x01junk" * 50, b"hello\n", b"\x08\x08" + b"\xff" * 100])
+def test_junk_is_no_model_of_the_format_that_its_name_says(
+    command: tuple[str, ...], content: bytes, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, kind in (("junk.mindir", "a MindIR file"), ("junk.onnx", "an ONNX file")):
+        (folder / name).write_bytes(content)
+        assert f"{name} is not {kind}, or it is truncated" in refused(capsys, command[0], name, *command[1:])
 
 
 def test_a_script_is_a_regular_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

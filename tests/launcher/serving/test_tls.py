@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import ssl
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
@@ -81,11 +82,16 @@ def test_only_clients_whose_certificates_are_signed(tmp_path: Path) -> None:
         with pytest.raises(httpx.ConnectError):
             httpx.post(found.url + URL, json=ask(1), verify=ssl.create_default_context(), timeout=30)
         assert answer(friend) == 200
+    os.mkfifo(tmp_path / "pipe")
     for bad, said in (
         (replace(listening, clients=tmp_path / "no.pem"), "--tls-clients .*no.pem: No such file"),
         (replace(listening, clients=other.key), "--tls-clients .*other.key"),
         (replace(listening, key=other.key), "--tls-certificate .*--tls-key .*other.key"),
         (replace(listening, key=None), "belong together"),
+        *(
+            (replace(listening, **{part: tmp_path / "pipe"}), f"--tls-{part} .*pipe: expected a regular file")
+            for part in ("certificate", "key", "clients")
+        ),
     ):
         with pytest.raises(ConfigError, match=said):
             bad.check()

@@ -121,6 +121,10 @@ def test_lines_that_are_wrong_have_their_place(tmp_path: Path, monkeypatch: pyte
     assert all(len(str(prompt.shown())) <= 200 for prompt in found[1:5])
     with pytest.raises(ConfigError, match="line 3: this line is no JSON"):
         list(Prompts(file=str(path)))
+    assert Prompts(file=str(path)).count() is None
+    with path.open("wb") as file:
+        file.truncate(1 << 42)
+    assert Prompts(file=str(path)).count() is None
     assert Prompts(file="-").count() is None and Prompts(["a"], ["1"]).count() == 2
 
 

@@ -69,8 +69,24 @@ def test_half_set_environment_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
             "cpu",
             "thread_num",
             2**31,
-            ValueError,
-            "cpu_thread_num must be at most 2147483647, but got 2147483648.",
+            TypeError,
+            "cpu_thread_num must fit in 32 bits, but got 2147483648: incompatible function arguments.",
+        ),
+        (
+            "cpu",
+            "thread_affinity_mode",
+            2**31,
+            TypeError,
+            "cpu_thread_affinity_mode must fit in 32 bits, but got 2147483648: incompatible function "
+            "arguments.",
+        ),
+        (
+            "cpu",
+            "thread_affinity_core_list",
+            [0, 2**70],
+            TypeError,
+            f"cpu_thread_affinity_core_list element must fit in 32 bits, but got {2**70} at index 1: "
+            "incompatible function arguments.",
         ),
         ("parallel", "device_ids", (0,), TypeError, "device_ids must be list, but got <class 'tuple'>."),
         (

@@ -194,7 +194,7 @@ def test_tutorial_of_the_older_generation(tmp_path: Path) -> None:
         ([np.zeros((2, 3))], RuntimeError, "predict failed! Error is Input 'x' must have dtype float32"),
         ([np.zeros((2, 4), np.float32)], RuntimeError, "predict failed! Error is Axis 1 of input 'x' must"),
         (
-            [Tensor(np.zeros(6, np.float32))],
+            [Tensor(np.zeros(5, np.float32))],
             RuntimeError,
             "predict failed! Error is Input 'x' must have 2 axes",
         ),

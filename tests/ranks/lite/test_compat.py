@@ -44,7 +44,7 @@ def test_import_resolves_to_ranks() -> None:
     assert mslite.Context is Context is ranks.Context is context.Context
     assert tensor.DataType is mslite.DataType is ranks.DataType
     assert ModelType is ranks.ModelType
-    assert mslite.__version__ == compat.API_VERSION
+    assert mslite.__version__ == ranks.version.__version__ == mslite.version.__version__
     assert {"Context", "Model", "Tensor"} <= set(dir(mslite))
     namespace: dict[str, object] = {}
     exec("from mindspore_lite import *", namespace)

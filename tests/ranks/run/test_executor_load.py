@@ -165,8 +165,8 @@ def test_a_rank_model_in_a_process_that_runs_alone(tmp_path: Path) -> None:
     [
         (None, "does not exist"),
         (b"", "is empty"),
-        (b"not a model AllReduce", "is not a whole ONNX model"),
-        (b"not a model", "refuses"),
+        (b"not a model AllReduce", "is not an ONNX file, or it is truncated."),
+        (b"not a model", "is not an ONNX file, or it is truncated."),
         (b"\x08\x0a", "refuses"),
     ],
 )

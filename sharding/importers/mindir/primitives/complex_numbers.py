@@ -55,6 +55,10 @@ def converted(
         return known.convert(b, node, *positional, **settings)
     if (own := _FORMS.get(node.op_type)) is not None:
         return own(b, *positional)
+    if (of_angle := _OF_ANGLE.get(node.op_type)) is not None:
+        (x,) = positional
+        assert isinstance(x, ComplexValue)
+        return of_angle(b, _size(b, x), angle(b, node, x))
     if node.op_type in _SHAPES:
         return known.convert(b, node, *[_part(b, item, False, False) for item in positional], **settings)
     if node.op_type not in _LINEAR:
@@ -201,6 +205,16 @@ def _exponential(b: Builder, x: Operand) -> Value:
     return made(*(b.op("Mul", [size, b.op(kind, [other])]) for kind in ("Cos", "Sin")))
 
 
+def _logarithm(b: Builder, size: Value, turned: Value) -> Value:
+    return made(b.op("Log", [size]), turned)
+
+
+def _root(b: Builder, size: Value, turned: Value) -> Value:
+    half = b.op("Mul", [turned, b.scalar(0.5, turned)])
+    length = b.op("Sqrt", [size])
+    return made(*(b.op("Mul", [length, b.op(kind, [half])]) for kind in ("Cos", "Sin")))
+
+
 def _cast(b: Builder, x: Operand, dtype: Operand = None) -> Operand:
     wanted = element_type(dtype)
     if not isinstance(x, ComplexValue):
@@ -224,3 +238,5 @@ _FORMS: dict[str, Callable[..., Operand]] = {
     "Cast": _cast,
 }
 """Primitives of complex operands that have a form of their own."""
+_OF_ANGLE: dict[str, Callable[[Builder, Value, Value], Value]] = {"Log": _logarithm, "Sqrt": _root}
+"""Those that follow from a number's distance from 0 and its angle."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import RefusedError, Value, primitive
-from sharding.importers.mindir.primitives.operands import Builder, known_rank
+from sharding.importers.mindir.primitives.operands import INT64, Builder, known_rank
 from sharding.importers.mindir.primitives.statistics import norm
 
 _ANY_AXIS = -65530
@@ -46,3 +46,28 @@ def cdist(b: Builder, x: Value, y: Value, *, p: float = 2.0) -> Value:
     if p < 0 or np.isnan(p):
         raise RefusedError(f"p {p} is negative")
     return norm(b, b.op("Sub", [rows, columns]), p, [-1], False)
+
+
+@primitive("Pdist")
+def pdist(b: Builder, x: Value, *, p: float = 2.0) -> Value:
+    """The p-norm of the distance of each row to each later one."""
+    wide = b.floating(x)
+    axis = known_rank(wide) - 2
+    rows = b.value(b.dim(wide, axis))
+    square = b.filled((rows, rows), 1, INT64)
+    above = b.op("NonZero", [b.op("Trilu", [square, b.const(1, np.int64)])])
+    sides = (b.op("Gather", [above, b.const(side, np.int64)], {"axis": 0}) for side in (0, 1))
+    pairs = [b.op("Gather", [wide, side], {"axis": axis}) for side in sides]
+    return norm(b, b.op("Sub", pairs), p, [-1], False)
+
+
+@primitive("Renorm")
+def renorm(b: Builder, x: Value, *, p: float, dim: int, maxnorm: float) -> Value:
+    """Parts along an axis whose p-norm is too large, made as large as may be."""
+    wide = b.floating(x)
+    axes = [axis for axis in range(known_rank(wide)) if axis != b.axis(dim, wide)]
+    size = norm(b, wide, p, axes, True)
+    limit = b.scalar(maxnorm, size)
+    less = b.op("Div", [limit, b.op("Add", [size, b.scalar(1e-7, size)])])
+    factor = b.op("Where", [b.op("Greater", [size, limit]), less, b.scalar(1, size)])
+    return b.cast(b.op("Mul", [wide, factor]), x.dtype)

@@ -126,6 +126,33 @@ def distance_loss(
     return _reduced(b, found, reduction)
 
 
+@primitive("MultiMarginLoss")
+def multi_margin_loss(
+    b: Builder,
+    x: Value,
+    target: Value,
+    weight: Operand = None,
+    *,
+    p: int = 1,
+    margin: float = 1.0,
+    reduction: Operand = "mean",
+) -> Value:
+    """How far, to the power p, other classes come nearer to the right one than the margin."""
+    wide = b.floating(x)
+    count = b.dim(wide, known_rank(wide) - 1)
+    places = b.unsqueeze(b.cast(target, INT64), [known_rank(target)])
+    right = b.op("GatherElements", [wide, places], {"axis": -1})
+    over = b.op("Relu", [b.op("Add", [b.op("Sub", [wide, right]), b.scalar(margin, wide)])])
+    if p == 2:
+        over = b.op("Mul", [over, over])
+    if isinstance(weight, Value):
+        over = b.op("Mul", [over, b.op("Gather", [b.cast(weight, wide.dtype), places])])
+    pair = b.const(np.array([1, 0], wide.dtype))
+    others = b.op("OneHot", [b.cast(target, INT64), b.value(count), pair], {"axis": -1})
+    total = b.op("ReduceSum", [b.op("Mul", [over, others]), b.ints((-1,))], {"keepdims": 0})
+    return _reduced(b, b.op("Div", [total, b.cast(b.value(count), wide.dtype)]), reduction)
+
+
 @primitive("KLDivLoss")
 def kl_div_loss(b: Builder, x: Value, target: Value, *, reduction: Operand = "mean") -> Value:
     """target (log target - x); 0 where the target is not positive."""

@@ -28,6 +28,21 @@ def tile(b: Builder, x: Value, reps: Operand) -> Value:
     return b.op("Tile", [x, b.ints(reps)])
 
 
+@primitive("TileSize")
+def tile_size(b: Builder, shape: Operand, wanted: Operand, count: int) -> Operand:
+    """How often each axis is repeated to have the length that is wanted: once where it has it."""
+    if not isinstance(shape, tuple) or not isinstance(wanted, tuple):
+        raise RefusedError("the number of axes must be known")
+    times: list[Operand] = [1] * count
+    for place, (length, target) in enumerate(zip(shape, wanted, strict=False)):
+        if isinstance(length, int) and isinstance(target, int):
+            times[place] = 1 if length == target else target
+        else:
+            have, want = (b.ints(item) for item in (length, target))
+            times[place] = b.op("Where", [b.op("Equal", [have, want]), b.ints(1), want])
+    return tuple(times)
+
+
 def _tiled_later(b: Builder, x: Value, reps: Operand, count: int) -> Value:
     """Of an unknown number of axes: missing ones come in front here as there."""
     shape = b.op("Shape", [x])
