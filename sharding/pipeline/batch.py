@@ -27,7 +27,8 @@ from sharding.graph.symbols import shown_shape
 from sharding.graph.values import shape_of, shown_node
 from sharding.pipeline.rows import ROW_RULES, Length, Relation, Rows
 from sharding.reading.lengths import Lengths, lengths_of, with_inputs
-from sharding.rules.base import Option
+from sharding.rules.base import NodeView, Option
+from sharding.rules.common import axes_parameter
 from sharding.search.randomness import draws
 from sharding.search.reshard import local_shape
 from sharding.search.steps import Step, steps
@@ -150,6 +151,8 @@ class _Proof:
             return [_Unknown(f"{name} draws random numbers for all rows together")] * count
         if all(relation == REPLICATED for relation in inputs):
             return [REPLICATED] * count
+        if _drops_lone_rows(step.view):
+            return [_Unknown(f"{name} names no axes, and drops the batch's where that is one row")] * count
         others = [self.part_values.get(value.name or "") for value in step.node.outputs]
         if all(other is None or other.const_value is not None for other in others):
             return [_Unknown(f"{name} becomes a constant for some batches only")] * count
@@ -188,6 +191,11 @@ class _Proof:
         return all(recorder.finds_itself(option) for recorder in recorders)
 
 
+def _drops_lone_rows(view: NodeView) -> bool:
+    """Whether a node drops every axis of length 1: parts of one row would lose the batch."""
+    return (view.domain, view.op_type) == ("", "Squeeze") and not axes_parameter(view, 1)
+
+
 def _has_shape(part: ir.Value | None, whole: ir.Value, placement: Placement) -> bool:
     here, there = shape_of(whole), shape_of(part)
     return here is not None and there is not None and local_shape(here, placement, WAYS) == there
@@ -203,7 +211,7 @@ class _Recorder:
 
     def __init__(self, rank: int, step: Step, inputs: list[Relation], version: int) -> None:
         self.rank, self.world, self.version = rank, WAYS, version
-        self.step, self.inputs = step, inputs
+        self.step, self.inputs, self.node = step, inputs, step.node
         self.moving: object = None
         self.copies = 0
         self.same = True

@@ -165,6 +165,14 @@ TOGETHER = {
         "(float[n, 4] x) => (float[n, 4] y) { r = RandomNormalLike(x) y = Add(x, r) }",
         "draws random numbers",
     ),
+    "axes of length 1 that are not named": (
+        "(float[n, 4, 1] x) => (float[n, 4] y) { s = Squeeze(x) y = Relu(s) }",
+        "names no axes",
+    ),
+    "one scale for the batch": (
+        "(float[n, 4] x) => (float[n, 4] y) { q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z) }",
+        "DynamicQuantizeLinear",
+    ),
     "a branch on all rows": (
         """(float[n, 4] x) => (float[n, 4] y) {
           s = ReduceMax<keepdims=0>(x) zero = Constant<value = float {0.0}>() c = Greater(s, zero)
