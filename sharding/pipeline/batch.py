@@ -26,6 +26,7 @@ from sharding.graph.fold import small_constant
 from sharding.graph.symbols import shown_shape
 from sharding.graph.values import shape_of, shown_node
 from sharding.pipeline.rows import ROW_RULES, Length, Relation, Rows
+from sharding.reading.declared import contradictions
 from sharding.reading.lengths import Lengths, lengths_of, with_inputs
 from sharding.rules.base import NodeView, Option
 from sharding.rules.common import axes_parameter
@@ -61,8 +62,13 @@ def batch_axes(source: Source) -> BatchAxes | str:
         )
     reason = ""
     for axes in candidates:
-        for lengths in lengths_of(source, axes):
-            found = _Proof(source, axes, lengths).run()
+        fits = False
+        for number, lengths in enumerate(lengths_of(source, axes)):
+            if lengths.alike and fits:
+                break  # the model does not ask for equal lengths: what they seem to prove would be chance
+            proof = _Proof(source, axes, lengths)
+            fits = not contradictions(proof.whole.model) if number == 0 else fits
+            found = proof.run()
             if isinstance(found, BatchAxes):
                 return found
             reason = reason or found
@@ -257,7 +263,9 @@ def _at(source: Source, axes: Mapping[str, int], rows: int, lengths: Lengths) ->
     for value in source.model.graph.inputs:
         shape = shape_of(value)
         if shape is not None:
-            sizes[value.name or ""] = found = [lengths.number(length) for length in shape]
+            sizes[value.name or ""] = found = [
+                lengths.number(length, place) for place, length in enumerate(shape)
+            ]
             if value.name in axes:
                 found[axes[value.name or ""]] = rows
     return replace(source, model=with_inputs(source.model, source.path, sizes))

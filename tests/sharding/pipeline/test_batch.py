@@ -51,6 +51,12 @@ APART = {
         {"x": 0},
         {"y": 0},
     ),
+    "lengths without names that must be equal": (
+        """(float[n, ?, 4] x, float[n, ?, ?] mask) => (float[n, a, b] y) {
+           t = Transpose<perm=[0, 2, 1]>(x) s = MatMul(x, t) y = Add(s, mask) }""",
+        {"x": 0, "mask": 0},
+        {"y": 0},
+    ),
     "repeated to the batch": (
         """(float[n, 4] x) => (float[n, 4] y) {
            s = Shape(x) one = Constant<value = float[1, 4] {1.0, 2.0, 3.0, 4.0}>()
@@ -169,8 +175,26 @@ TOGETHER = {
         "(float[n, 4, 1] x) => (float[n, 4] y) { s = Squeeze(x) y = Relu(s) }",
         "names no axes",
     ),
+    "columns of an axis without a name": (
+        """(float[n, s, ?] x) => (float[k, m] y) { two = Constant<value = int64[1] {2}>() l = Shape(x)
+          k = Gather(l, two) rest = Constant<value = int64[1] {-1}>() t = Concat<axis=0>(k, rest)
+          y = Reshape(x, t) }""",
+        "Reshape",
+    ),
+    "two axes without names": (
+        """(float[?, n, ?] x) => (float[k, m] y) { two = Constant<value = int64[1] {2}>() l = Shape(x)
+          k = Gather(l, two) rest = Constant<value = int64[1] {-1}>() t = Concat<axis=0>(k, rest)
+          y = Reshape(x, t) }""",
+        "Reshape",
+    ),
+    "a number that an open length may be": (
+        """(float[n, s, 13] x) => (float[13, m] y) {
+          t = Constant<value = int64[2] {13, -1}>() y = Reshape(x, t) }""",
+        "Reshape",
+    ),
     "one scale for the batch": (
-        "(float[n, 4] x) => (float[n, 4] y) { q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z) }",
+        """(float[n, 4] x) => (float[n, 4] y) {
+          q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z) }""",
         "DynamicQuantizeLinear",
     ),
     "a branch on all rows": (
