@@ -51,6 +51,13 @@ APART = {
         {"x": 0},
         {"y": 0},
     ),
+    "rows that are repeated alone": (
+        """(float[n, 1] x) => (float[n, 4] y, float[n, 4] z) {
+           t = Constant<value = int64[1] {4}>() y = Expand(x, t)
+           u = Constant<value = int64[2] {1, 4}>() z = Expand(x, u) }""",
+        {"x": 0},
+        {"y": 0, "z": 0},
+    ),
     "lengths without names that must be equal": (
         """(float[n, ?, 4] x, float[n, ?, ?] mask) => (float[n, a, b] y) {
            t = Transpose<perm=[0, 2, 1]>(x) s = MatMul(x, t) y = Add(s, mask) }""",
@@ -174,6 +181,11 @@ TOGETHER = {
     "axes of length 1 that are not named": (
         "(float[n, 4, 1] x) => (float[n, 4] y) { s = Squeeze(x) y = Relu(s) }",
         "names no axes",
+    ),
+    "rows repeated to a number": (
+        """(float[n, 4] x) => (float[m, 4] y) {
+          t = Constant<value = int64[2] {2, 4}>() y = Expand(x, t) }""",
+        "Expand",
     ),
     "columns of an axis without a name": (
         """(float[n, s, ?] x) => (float[k, m] y) { two = Constant<value = int64[1] {2}>() l = Shape(x)
