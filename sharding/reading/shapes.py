@@ -32,6 +32,7 @@ from sharding.rewrite.simplify import simplify
 from sharding.rewrite.unequal_attention import part_unequal
 from sharding.rules.base import Dim
 from sharding.rules.flow import FLOW
+from sharding.rules.products import length_of, product
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -236,6 +237,10 @@ class _Completion:
             end = integer(attributes, "end") if "end" in attributes else None
             part = None if shape is None else shape[integer(attributes, "start", 0) : end]
             return None if part is None else shape_values.known(part)
+        if node.op_type == "Size":
+            shape = shape_of(node.inputs[0])
+            count = None if shape is None else product(shape)
+            return None if count is None else np.array(length_of(count), object)
         if node.outputs[0].dtype is not None and node.outputs[0].dtype.name not in _FOLLOWED:
             return None
         return shape_values.evaluate(
