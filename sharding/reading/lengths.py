@@ -74,8 +74,8 @@ def lengths_of(source: Source, batch: Mapping[str, int]) -> Iterator[Lengths]:
 
 
 def _free_primes(model: ir.Model) -> list[int]:
-    """The primes that no length and no number of a small constant is a multiple of: an axis of such a length is
-    taken for nothing else. All where too few are left."""
+    """The primes that no length and no number of a small constant is a multiple of: an axis of such a length
+    is taken for nothing else. All where too few are left."""
     values = [*model.graph.initializers.values(), *(value for node in model.graph for value in node.outputs)]
     taken = {axis for value in values for axis in shape_of(value) or () if isinstance(axis, int)}
     for value in model.graph.initializers.values():
