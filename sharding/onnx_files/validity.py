@@ -169,6 +169,8 @@ def demand_text(proto: onnx.ModelProto, path: Path) -> None:
 
 RUNTIME_OWN = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
 """Operators that ONNX Runtime's optimizer writes into the standard domain, whichever version it is of."""
+WITHDRAWN = {"GroupNormalization": range(18, 21)}
+"""Operators and the versions from which ONNX withdrew them; ONNX Runtime runs them in these all the same."""
 
 
 def check_nodes(proto: onnx.ModelProto, path: Path) -> None:
@@ -185,9 +187,10 @@ def check_nodes(proto: onnx.ModelProto, path: Path) -> None:
         beyond_it = (bodies and node.op_type in _WITH_BODIES) or (elsewhere and node.op_type in _CONSTANTS)
         if node.domain or beyond_it:
             continue
-        if node.op_type in RUNTIME_OWN and not onnx.defs.has(
-            node.op_type, context.opset_imports.get("", 1), ""
-        ):
+        version = context.opset_imports.get("", 1)
+        if node.op_type in RUNTIME_OWN and not onnx.defs.has(node.op_type, version, ""):
+            continue
+        if version in WITHDRAWN.get(node.op_type, ()):
             continue
         what = f"node {node.name or node.op_type!r}"
         try:

@@ -26,8 +26,10 @@ from sharding.graph.fold import small_constant
 from sharding.graph.symbols import shown_shape
 from sharding.graph.values import shape_of, shown_node
 from sharding.pipeline.rows import ROW_RULES, Length, Relation, Rows
+from sharding.reading.declared import contradictions
 from sharding.reading.lengths import Lengths, lengths_of, with_inputs
-from sharding.rules.base import Option
+from sharding.rules.base import NodeView, Option
+from sharding.rules.common import axes_parameter
 from sharding.search.randomness import draws
 from sharding.search.reshard import local_shape
 from sharding.search.steps import Step, steps
@@ -60,8 +62,13 @@ def batch_axes(source: Source) -> BatchAxes | str:
         )
     reason = ""
     for axes in candidates:
-        for lengths in lengths_of(source, axes):
-            found = _Proof(source, axes, lengths).run()
+        fits = False
+        for number, lengths in enumerate(lengths_of(source, axes)):
+            if lengths.alike and fits:
+                break  # the model does not ask for equal lengths: what they seem to prove would be chance
+            proof = _Proof(source, axes, lengths)
+            fits = not contradictions(proof.whole.model) if number == 0 else fits
+            found = proof.run()
             if isinstance(found, BatchAxes):
                 return found
             reason = reason or found
@@ -150,6 +157,8 @@ class _Proof:
             return [_Unknown(f"{name} draws random numbers for all rows together")] * count
         if all(relation == REPLICATED for relation in inputs):
             return [REPLICATED] * count
+        if _drops_lone_rows(step.view):
+            return [_Unknown(f"{name} names no axes, and drops the batch's where that is one row")] * count
         others = [self.part_values.get(value.name or "") for value in step.node.outputs]
         if all(other is None or other.const_value is not None for other in others):
             return [_Unknown(f"{name} becomes a constant for some batches only")] * count
@@ -188,6 +197,11 @@ class _Proof:
         return all(recorder.finds_itself(option) for recorder in recorders)
 
 
+def _drops_lone_rows(view: NodeView) -> bool:
+    """Whether a node drops every axis of length 1: parts of one row would lose the batch."""
+    return (view.domain, view.op_type) == ("", "Squeeze") and not axes_parameter(view, 1)
+
+
 def _has_shape(part: ir.Value | None, whole: ir.Value, placement: Placement) -> bool:
     here, there = shape_of(whole), shape_of(part)
     return here is not None and there is not None and local_shape(here, placement, WAYS) == there
@@ -203,7 +217,7 @@ class _Recorder:
 
     def __init__(self, rank: int, step: Step, inputs: list[Relation], version: int) -> None:
         self.rank, self.world, self.version = rank, WAYS, version
-        self.step, self.inputs = step, inputs
+        self.step, self.inputs, self.node = step, inputs, step.node
         self.moving: object = None
         self.copies = 0
         self.same = True
@@ -249,7 +263,9 @@ def _at(source: Source, axes: Mapping[str, int], rows: int, lengths: Lengths) ->
     for value in source.model.graph.inputs:
         shape = shape_of(value)
         if shape is not None:
-            sizes[value.name or ""] = found = [lengths.number(length) for length in shape]
+            sizes[value.name or ""] = found = [
+                lengths.number(length, place) for place, length in enumerate(shape)
+            ]
             if value.name in axes:
                 found[axes[value.name or ""]] = rows
     return replace(source, model=with_inputs(source.model, source.path, sizes))

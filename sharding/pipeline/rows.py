@@ -92,7 +92,13 @@ def _expanded(rows: Rows) -> Relation | None:
         own = axis - moved
         return Split(axis) if own < 0 or shape[own] == 1 else None
     if axis is not None and isinstance(data, Split):
-        return Split(axis) if data == Split(axis - moved) else None
+        target = _constant(rows, 1, part=False)
+        if data != Split(axis - moved) or target is None:
+            return None
+        place = axis - len(rows.whole)
+        # A fixed number would repeat a part of one row.
+        fits = target.size < -place or int(target[place]) in (1, rows.whole[axis])
+        return Split(axis) if fits else None
     if isinstance(data, RowNumber) and axis == data.axis + moved:
         return replace(data, axis=axis)
     return None

@@ -276,17 +276,17 @@ def _shapes_at(
     }
 
     def enough(copy: ir.Model) -> bool:
-        return _knows(copy, asked) or (all_or_none and not _contradictions(copy).isdisjoint(asked))
+        return _knows(copy, asked) or (all_or_none and not contradictions(copy).isdisjoint(asked))
 
     try:
         copy = with_inputs(model, path, sizes, enough)
     except Exception as error:  # a damaged model, which cannot be copied or numbered: nothing is confirmed
         logger.debug("%s: %s", path, error)
         return {}
-    return _shapes(copy) | dict.fromkeys(_contradictions(copy))
+    return _shapes(copy) | dict.fromkeys(contradictions(copy))
 
 
-def _contradictions(model: ir.Model) -> set[str]:
+def contradictions(model: ir.Model) -> set[str]:
     """Outputs of nodes whose inputs do not fit together: inference may have taken the shape from one input,
     before it knew the other."""
     wrong = [node for node in model.graph if node.op_type in ELEMENTWISE and not _broadcast(node)]

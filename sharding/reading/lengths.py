@@ -6,11 +6,13 @@ import ast
 import itertools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sharding.graph.fold import small_constant
 from sharding.graph.symbols import shown, shown_shape
+from sharding.graph.values import shape_of
 from sharding.rules.base import Dim
 from sharding.rules.products import MARK, length_of, product
 
@@ -20,40 +22,69 @@ if TYPE_CHECKING:
     from sharding.reading.read import Source
 
 PRIMES = (13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
+MORE_PRIMES = (53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
 MAX_SUMS = 12
+MAX_NUMBERS = 16
+"""Elements of a constant that is taken for a shape, or bounds."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Symbol -> number, and the number of an axis without a symbol."""
+    """Symbol -> number, and the numbers of axes without a symbol, by their place in a shape."""
 
     numbers: Mapping[str, int]
     other: int = PRIMES[0]
+    places: Mapping[int, int] = field(default_factory=dict)
+    alike: bool = False
+    """Whether axes without a symbol have one number where they might have several."""
 
-    def number(self, length: Dim) -> int:
+    def number(self, length: Dim, place: int = 0) -> int:
         """The number for an axis; exporters write expressions too, such as ``past + 1``."""
         value = evaluate(shown(length), self.numbers)
-        return self.other if value is None or value < 1 else value
+        return self.places.get(place, self.other) if value is None or value < 1 else value
 
 
 def lengths_of(source: Source, batch: Mapping[str, int]) -> Iterator[Lengths]:
-    """Assignments to try: every symbol another number; then one symbol the sum of two others, as the length
-    of a mask is that of the cache and of the new tokens."""
+    """Assignments to try: every symbol and every place without one another number, which is no factor of a
+    length or a constant of the model; then one symbol the sum of two others, as the length of a mask is that
+    of the cache and of the new tokens; last, one number for all that have no symbol."""
     found: dict[str, None] = {}
+    unnamed: dict[int, None] = {}
     for value in source.model.graph.inputs:
         for axis, length in enumerate(shown_shape(value) or ()):
             if isinstance(length, str) and batch.get(value.name or "") != axis:
                 found[length] = None
+            elif length is None and batch.get(value.name or "") != axis:
+                unnamed[axis] = None
     plain = [symbol for symbol in found if symbol.isidentifier()]
-    numbers = dict(zip(plain, itertools.cycle(PRIMES)))
-    yield Lengths(numbers)
+    free = itertools.cycle(_free_primes(source.model))
+    numbers = {symbol: next(free) for symbol in plain}
+    places = {axis: next(free) for axis in unnamed}
+    other = next(free)
+    yield Lengths(numbers, other, places)
     triples = (
         (total, a, b)
         for total in reversed(plain)
         for a, b in itertools.combinations([symbol for symbol in plain if symbol != total], 2)
     )
     for total, a, b in itertools.islice(triples, MAX_SUMS):
-        yield Lengths(numbers | {total: numbers[a] + numbers[b]})
+        yield Lengths(numbers | {total: numbers[a] + numbers[b]}, other, places)
+    if len(places) > 1:
+        yield Lengths(numbers, other, alike=True)
+
+
+def _free_primes(model: ir.Model) -> list[int]:
+    """The primes that no length and no number of a small constant is a multiple of: an axis of such a length
+    is taken for nothing else. All where too few are left."""
+    values = [*model.graph.initializers.values(), *(value for node in model.graph for value in node.outputs)]
+    taken = {axis for value in values for axis in shape_of(value) or () if isinstance(axis, int)}
+    for value in model.graph.initializers.values():
+        known = small_constant(value)
+        if known is not None and known.dtype.kind == "i" and known.size <= MAX_NUMBERS:
+            taken.update(known.reshape(-1).tolist())
+    taken.discard(0)
+    free = [prime for prime in (*PRIMES, *MORE_PRIMES) if all(number % prime for number in taken)]
+    return free if len(free) >= len(PRIMES) else [*PRIMES, *MORE_PRIMES]
 
 
 def with_inputs(

@@ -236,6 +236,12 @@ class _Completion:
             end = integer(attributes, "end") if "end" in attributes else None
             part = None if shape is None else shape[integer(attributes, "start", 0) : end]
             return None if part is None else shape_values.known(part)
+        if node.op_type == "Size":
+            # Of a Shape alone, the number of axes. Other numbers of elements choose branches of ONNX's own
+            # functions (AffineGrid) that ONNX Runtime refuses once their shapes are seen.
+            source = node.inputs[0].producer() if node.inputs[0] is not None else None
+            axes = shape_of(node.inputs[0]) if source is not None and source.op_type == "Shape" else None
+            return shape_values.known(axes).reshape(()) if axes is not None and len(axes) == 1 else None
         if node.outputs[0].dtype is not None and node.outputs[0].dtype.name not in _FOLLOWED:
             return None
         return shape_values.evaluate(

@@ -51,12 +51,14 @@ def linear(node: NodeView) -> list[Option]:
 
 @rule("Cast")
 def cast(node: NodeView) -> list[Option]:
-    """As ``unary``; summands stay summands where no bit is lost (float16, bfloat16 to float; to double)."""
+    """As ``unary``; summands stay summands where no bit is lost: to the type that they have, from float16 or
+    bfloat16 to float, to double."""
     widened = {
-        "float16": (1, 11),
-        "bfloat16": (1, 11),
-        "float32": (11,),
-    }  # FLOAT = 1, DOUBLE = 11
+        "float16": (10, 1, 11),
+        "bfloat16": (16, 1, 11),
+        "float32": (1, 11),
+        "float64": (11,),
+    }  # FLOAT = 1, FLOAT16 = 10, DOUBLE = 11, BFLOAT16 = 16
     source = node.dtypes[0]
     exact = source is not None and node.attributes.get("to") in widened.get(source.name, ())
     return unary(node) + (partial_option(node) if exact else [])
@@ -71,7 +73,7 @@ def dropout(node: NodeView) -> list[Option]:
         training = constant(node, 2)
         if training is None or bool(training.any()):
             return []
-    return unary(node)
+    return unary(node) + (partial_option(node) if len(node.output_shapes) == 1 else [])
 
 
 def broadcast_axes(

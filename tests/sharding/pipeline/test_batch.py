@@ -51,6 +51,19 @@ APART = {
         {"x": 0},
         {"y": 0},
     ),
+    "rows that are repeated alone": (
+        """(float[n, 1] x) => (float[n, 4] y, float[n, 4] z) {
+           t = Constant<value = int64[1] {4}>() y = Expand(x, t)
+           u = Constant<value = int64[2] {1, 4}>() z = Expand(x, u) }""",
+        {"x": 0},
+        {"y": 0, "z": 0},
+    ),
+    "lengths without names that must be equal": (
+        """(float[n, ?, 4] x, float[n, ?, ?] mask) => (float[n, a, b] y) {
+           t = Transpose<perm=[0, 2, 1]>(x) s = MatMul(x, t) y = Add(s, mask) }""",
+        {"x": 0, "mask": 0},
+        {"y": 0},
+    ),
     "repeated to the batch": (
         """(float[n, 4] x) => (float[n, 4] y) {
            s = Shape(x) one = Constant<value = float[1, 4] {1.0, 2.0, 3.0, 4.0}>()
@@ -164,6 +177,37 @@ TOGETHER = {
     "random numbers": (
         "(float[n, 4] x) => (float[n, 4] y) { r = RandomNormalLike(x) y = Add(x, r) }",
         "draws random numbers",
+    ),
+    "axes of length 1 that are not named": (
+        "(float[n, 4, 1] x) => (float[n, 4] y) { s = Squeeze(x) y = Relu(s) }",
+        "names no axes",
+    ),
+    "rows repeated to a number": (
+        """(float[n, 4] x) => (float[m, 4] y) {
+          t = Constant<value = int64[2] {2, 4}>() y = Expand(x, t) }""",
+        "Expand",
+    ),
+    "columns of an axis without a name": (
+        """(float[n, s, ?] x) => (float[k, m] y) { two = Constant<value = int64[1] {2}>() l = Shape(x)
+          k = Gather(l, two) rest = Constant<value = int64[1] {-1}>() t = Concat<axis=0>(k, rest)
+          y = Reshape(x, t) }""",
+        "Reshape",
+    ),
+    "two axes without names": (
+        """(float[?, n, ?] x) => (float[k, m] y) { two = Constant<value = int64[1] {2}>() l = Shape(x)
+          k = Gather(l, two) rest = Constant<value = int64[1] {-1}>() t = Concat<axis=0>(k, rest)
+          y = Reshape(x, t) }""",
+        "Reshape",
+    ),
+    "a number that an open length may be": (
+        """(float[n, s, 13] x) => (float[13, m] y) {
+          t = Constant<value = int64[2] {13, -1}>() y = Reshape(x, t) }""",
+        "Reshape",
+    ),
+    "one scale for the batch": (
+        """(float[n, 4] x) => (float[n, 4] y) {
+          q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z) }""",
+        "DynamicQuantizeLinear",
     ),
     "a branch on all rows": (
         """(float[n, 4] x) => (float[n, 4] y) {

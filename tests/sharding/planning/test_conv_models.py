@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import sharding
@@ -146,3 +147,16 @@ def test_what_follows_a_function_of_the_standard_is_split(
     manifest = sharding.slice_model(path, 2, tmp_path / "slices")
     assert [item.op for item in manifest.collectives] == ["AllReduce"]
     lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(2, 4, 6, 6)})
+
+
+def test_group_normalization_of_the_versions_that_onnx_withdrew(tmp_path: Path) -> None:
+    """onnx's checker refuses it with a scale per group, and ONNX Runtime runs it."""
+    text = """net (float[n, 12, 5] x) => (float[n, 12, 5] y) {
+      a = Conv(x, w1) b = GroupNormalization<num_groups = 4>(a, scale, bias) y = Conv(b, w2) }"""
+    weights = {"w1": graphs.array(12, 12, 1), "w2": graphs.array(12, 12, 1, seed=1)}
+    weights |= {"scale": graphs.array(4), "bias": graphs.array(4, seed=1)}
+    path = tmp_path / "model.onnx"
+    onnx.save(graphs.model(text, weights, opset=20), path)
+    manifest = sharding.slice_model(path, 2, tmp_path / "slices")
+    assert [item.op for item in manifest.collectives] == ["AllReduce"]
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(2, 12, 5)})

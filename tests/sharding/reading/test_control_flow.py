@@ -105,6 +105,24 @@ def test_conditions_that_shapes_decide_are_known(tmp_path: Path) -> None:
     assert manifest.weights["aa_w1"].placement == "split:1" and not manifest.whole
 
 
+def test_the_number_of_axes_decides_a_branch(tmp_path: Path) -> None:
+    """So torch exports ``x.tile(2)`` for a tensor whose lengths are open: the branches have other ranks."""
+    text = """
+    g (float[n, 16] x) => (float[n, 64] y) {
+      f = Flatten<axis = 1>(x) shape = Shape(f) axes = Size(shape)
+      one = Constant<value = int64 {1}>() more = Sub(axes, one)
+      zero = Constant<value = int64[1] {0}>() few = Less(more, zero)
+      t = If (few) <
+        then_branch = a () => (float[o, n, 16] p) { p = Unsqueeze(f, zero) },
+        else_branch = b () => (float[n, 16] q) { q = Identity(f) }
+      >
+      u = MatMul(t, w1) v = Relu(u) twice = Constant<value = int64[2] {1, 2}>() y = Tile(v, twice)
+    }"""
+    path, _ = _saved(tmp_path / "model.onnx", text, {"w1": graphs.array(16, 32)})
+    assert "If" not in _operators(path)
+    _check(path, tmp_path / "out", {"x": graphs.array(3, 16)})
+
+
 UNKNOWN_IF = """
 g (float[n, 48] x, bool flag) => (float[n, 48] y) {
   t = MatMul(x, w)

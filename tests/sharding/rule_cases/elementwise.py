@@ -73,6 +73,8 @@ def _unary() -> list[Case]:
         Case("Cast", [f32(12, 3) * 10], {"to": TensorProto.INT32}),
         Case("Cast", [f32(12, 3)], {"to": TensorProto.DOUBLE}, opset=9),
         Case("Cast", [f32(12, 3).astype(np.float16)], {"to": TensorProto.FLOAT}, opset=13, rtol=4e-3),
+        Case("Cast", [f32(12, 3)], {"to": TensorProto.FLOAT}),
+        Case("Cast", [f32(12, 3).astype(np.float16)], {"to": TensorProto.FLOAT16}, opset=13, rtol=4e-3),
         Case("Cast", [i64(12, 3)], {"to": TensorProto.FLOAT}),
         Case("CastLike", [f32(12, 3) * 10, i64(1)], opset=15),
         Case("Gelu", [f32(12, 3)], opset=1, domain=MICROSOFT),

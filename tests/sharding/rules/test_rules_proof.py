@@ -28,7 +28,9 @@ SUMMING = frozenset({"split->partial", "blocks->partial"})
 
 EXTRA: dict[str, Set[str]] = {
     # Linear operators pass summands on.
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Sum", "Where", "Identity", "Neg", "Cast"), PARTIAL),
+    **dict.fromkeys(
+        ("Add", "Sub", "Mul", "Div", "Sum", "Where", "Identity", "Neg", "Cast", "Dropout"), PARTIAL
+    ),
     **dict.fromkeys(
         ("Pad", "AveragePool", "GlobalAveragePool", "BatchNormalization", "GridSample", "CumSum", "Trilu"),
         PARTIAL,

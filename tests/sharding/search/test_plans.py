@@ -128,3 +128,17 @@ def test_gated_columns_that_are_joined_with_others(ranks: int, tmp_path: Path) -
     manifest = sharding.slice_model(path, ranks, tmp_path / "slices")
     assert [item.op for item in manifest.collectives] == ["AllReduce"]
     lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, 24)})
+
+
+@pytest.mark.parametrize("between", ["Cast<to = 1>", "Dropout"])
+def test_what_copies_a_branch_leaves_one_sum_for_both(between: str, tmp_path: Path) -> None:
+    """Exports of mixtures of experts cast the experts' sum to the type that it has."""
+    text = f"""g (float[n, 16] x) => (float[n, 16] y) {{
+      a = MatMul(x, w1) b = Relu(a) c = MatMul(b, w2) d = {between}(c)
+      e = MatMul(x, w3) f = Relu(e) g = MatMul(f, w4) s = Add(d, g) y = Relu(s) }}"""
+    weights = {name: graphs.array(16, 64) for name in ("w1", "w3")}
+    weights |= {name: graphs.array(64, 16, seed=1) for name in ("w2", "w4")}
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    manifest = sharding.slice_model(path, 2, tmp_path / "slices")
+    assert [item.op for item in manifest.collectives] == ["AllReduce"]
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, 16)})
