@@ -88,7 +88,8 @@ install() {
     say "installing $step"
     # pip takes back what it could not finish, but not when it is killed: then this file stays and tells.
     : >"$unfinished"
-    if ! "$venv/bin/python" -m pip install $quiet --no-input --constraint "$root/requirements.lock" "$@"; then
+    # What setuptools says to each editable installation, that packages are found in this folder, is meant.
+    if ! PYTHONWARNINGS=ignore::UserWarning "$venv/bin/python" -m pip install $quiet --no-input --constraint "$root/requirements.lock" "$@"; then
         rm -f -- "$unfinished"
         fail "installing $step failed; see the lines above. Run the same command again to go on."
     fi
