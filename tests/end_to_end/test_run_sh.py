@@ -122,7 +122,7 @@ def test_half_made_environment_is_made_anew(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "making a virtual environment" in done.stderr
-    assert "installing the build tool failed" in done.stderr
+    assert "installing the build tools failed" in done.stderr
     assert (venv / "pyvenv.cfg").is_file()
     assert not list(venv.glob(".shardrun-*"))
     assert not (venv / ".installing").exists()

@@ -466,8 +466,8 @@ print(next(line.split()[1] for line in lines if line.startswith("Pss:")))
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells what a process shares")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_workers_have_one_copy_of_the_weights(threads: int, tmp_path: Path) -> None:
-    """Eight workers may take more than one, but not half of the weights more, which are of 72 MB."""
-    width = 3072
+    """Eight workers may take more than one, but not half of the weights more, which are of 32 MB."""
+    width = 2048
     random = np.random.default_rng(0)
     weights = {
         "w0": random.standard_normal((8, width), np.float32),
@@ -485,7 +485,7 @@ def test_workers_have_one_copy_of_the_weights(threads: int, tmp_path: Path) -> N
         done = run([sys.executable, "-c", MEMORY, str(path), str(threads), str(workers)], tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
         found.append(int(done.stdout) << 10)
-    assert found[1] - found[0] < 36 << 20, found
+    assert found[1] - found[0] < 16 << 20, found
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells what a process holds")

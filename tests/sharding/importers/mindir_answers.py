@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+
+
+@functools.cache
+def archive(path: Path) -> zipfile.ZipFile:
+    """Opened once: to list all that is in it takes longer than most networks of it."""
+    return zipfile.ZipFile(path)
 
 
 def assert_same(found: list[Array], wanted: list[Array]) -> None:

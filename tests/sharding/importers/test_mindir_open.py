@@ -5,7 +5,6 @@ MindSpore has no CPU kernel, torch answers."""
 from __future__ import annotations
 
 import io
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,12 @@ from sharding import slice_model
 from sharding.errors import ModelError
 from sharding.importers import OPSETS, import_model
 from tests.sharding import graphs
-from tests.sharding.importers.mindir_answers import assert_same, of_torch
+from tests.sharding.importers.mindir_answers import archive, assert_same, of_torch
 from tests.sharding.lockstep import run_slices
 
 Array = np.ndarray[Any, Any]
 Example = tuple[list[Array], list[Array]]
-with zipfile.ZipFile(OPEN) as _archive:
-    NAMES = sorted(name.removesuffix(".mindir") for name in _archive.namelist() if name.endswith(".mindir"))
+NAMES = sorted(name.removesuffix(".mindir") for name in archive(OPEN).namelist() if name.endswith(".mindir"))
 RANDOM = {"normal_numbers", "uniform_numbers", "uniform_integers"}
 REFUSED = {"complex_result", "complex_input", "svd_complex", "eig"}
 WRITTEN_APART = (
@@ -50,15 +48,13 @@ SLICED = [
 
 
 def file_of(name: str, folder: Path) -> Path:
-    with zipfile.ZipFile(OPEN) as archive:
-        return Path(archive.extract(f"{name}.mindir", folder))
+    return Path(archive(OPEN).extract(f"{name}.mindir", folder))
 
 
 def examples(name: str) -> Iterator[Example]:
     """Inputs and answers; those that this way of exporting the network takes."""
     network, _, way = name.rpartition(".")
-    with zipfile.ZipFile(OPEN) as archive:
-        data = dict(np.load(io.BytesIO(archive.read(f"{network}.npz"))))
+    data = dict(np.load(io.BytesIO(archive(OPEN).read(f"{network}.npz"))))
     by_mindspore = any("_out_" in key for key in data)
     first: list[Array] = []
     for number in range(len({key.partition("_")[0] for key in data})):
@@ -148,8 +144,7 @@ def test_two_ranks_give_the_answers(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name.partition(".")[0] in RANDOM])
 def test_random_numbers_have_their_distribution(name: str, tmp_path: Path) -> None:
     opened = session(file_of(name, tmp_path))
-    with zipfile.ZipFile(OPEN) as archive:
-        data = np.load(io.BytesIO(archive.read(f"{name.rpartition('.')[0]}.npz")))
+    data = np.load(io.BytesIO(archive(OPEN).read(f"{name.rpartition('.')[0]}.npz")))
     example = data["s0_in_0"]
     (found,) = opened.run(None, {opened.get_inputs()[0].name: example})
     assert found.shape == example.shape

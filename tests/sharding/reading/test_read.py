@@ -247,17 +247,17 @@ def test_an_impossible_number_of_ranks_is_refused(tmp_path: Path, ranks: object)
 
 
 def test_a_model_beyond_two_gigabytes_is_sliced_in_little_memory(tmp_path: Path) -> None:
-    """2.4 GB of weights, sparse on disk, cut by a process of bounded memory."""
-    axes = (24576, 24576)
+    """2.15 GB of weights, sparse on disk, cut by a process of bounded memory."""
+    axes = (23200, 23200)
     model = onnx.load(graphs.mlp(tmp_path / "model.onnx"))
-    graph = onnx.parser.parse_graph("g (float[n, 24576] x) => (float[n, 24576] y) { y = MatMul(x, big) }")
+    graph = onnx.parser.parse_graph("g (float[n, 23200] x) => (float[n, 23200] y) { y = MatMul(x, big) }")
     weight = onnx.TensorProto(name="big", data_type=onnx.TensorProto.FLOAT, dims=axes)
     weight.data_location = onnx.TensorProto.EXTERNAL
     weight.external_data.add(key="location", value="big.data")
     graph.initializer.append(weight)
     model.graph.CopyFrom(graph)
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
-    row, column = 23_000, 24_000  # beyond the first 2 GB, of the second rank
+    row, column = 23_170, 23_000  # beyond the first 2 GB, of the second rank
     with (tmp_path / "big.data").open("wb") as file:
         file.truncate(axes[0] * axes[1] * 4)
         file.seek((row * axes[1] + column) * 4)
