@@ -309,6 +309,7 @@ class MpirunHandle(ProgramHandle):
         self._job = f"{JOB.name}={JOB.text(environment)}"
         self._said = ""
         self._reported = self._blamed = False
+        self._groups: set[int] = set()
         super().__init__("mpirun", command, environment)
         if scratch is not None and (free := shutil.disk_usage(scratch).free) < needed:
             self.short = (
@@ -359,6 +360,9 @@ class MpirunHandle(ProgramHandle):
     def settle(self, ranks: Collection[int]) -> None:
         for pid in family(self._process.pid, ranks):
             move_to_loopback(pid)
+        for rank in ranks:  # MPICH's have sessions of their own
+            with contextlib.suppress(ProcessLookupError):
+                self._groups.add(os.getpgid(rank))
 
     def end_children(self, ranks: Collection[int]) -> None:
         """See `Handle.end_children`; mpirun, which makes every rank the leader of a process group, would wait
@@ -368,5 +372,7 @@ class MpirunHandle(ProgramHandle):
     def close(self) -> None:
         """Removes mpirun's session folder, which a killed mpirun leaves, and ends what ranks left running."""
         end_left(self._process.pid, self._job)
+        if self._groups:
+            end_left(None, self._job, self._groups)
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
