@@ -225,6 +225,7 @@ OF_LIBRARIES = {
     "ranks": "ONNX Runtime's telemetry is off, unless a user says otherwise",
     "ranks.boot": "a spawned rank starts with the environment made for it",
     "ranks.collectives.mpi": "an MPI library reads nothing else",
+    "ranks.talk.keeper": "an MPI library reads nothing else",
     "ranks.compat": "a script's children inherit where it runs",
     "launcher.commands.exec": "a script's children inherit its options",
     "launcher.starters.staging.receiver": "a process of another host has its job's settings",

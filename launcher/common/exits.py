@@ -129,4 +129,10 @@ def _say(text: str, code: int, *, lines: bool = False) -> int:
     shown = without_long_words(printable(text) if lines else one_line(text))
     with contextlib.suppress(OSError):  # standard error is closed too
         print(f"shardrun: {shown}", file=sys.stderr, flush=True)
+        from ranks.common import settings
+
+        if settings.RUN_ALL.text():
+            from ranks.talk.orphan import say_spoken
+
+            say_spoken()
     return code

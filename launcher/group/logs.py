@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -51,8 +52,12 @@ class LogFiles:
             file.stream.write(data)
             file.stream.flush()
         except OSError as error:
-            return error
+            return self._of(rank, error)
         return None
+
+    def _of(self, rank: int | None, error: OSError) -> OSError:
+        """The same error with the file's name: what fails once it is open has none."""
+        return OSError(error.errno, error.strerror, str(self._path(rank)))
 
     def _file(self, rank: int | None, more: int) -> _File:
         """The file for so many bytes more. Raises `OSError`."""
@@ -97,15 +102,17 @@ class LogFiles:
         return self._folder / ("launcher.log" if rank is None else f"rank_{rank}.log")
 
     def close(self) -> OSError | None:
-        """Closes the files; gives the error that prevented the end of one."""
+        """Closes the files; gives the error that prevented the end of one, or says that one is gone."""
         lost = None
-        for file in self._open.values():
+        for rank, file in self._open.items():
             try:
+                if not os.fstat(file.stream.fileno()).st_nlink:
+                    lost = self._of(rank, OSError(errno.ESTALE, "it was removed while the job wrote to it"))
                 if file.begun is not None:
                     file.stream.write(b"\n")
                 file.stream.close()
             except OSError as error:
-                lost = error
+                lost = self._of(rank, error)
         self._open.clear()
         return lost
 

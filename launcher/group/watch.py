@@ -24,10 +24,10 @@ from launcher.job.places.hosts import over_ssh, remote_hosts
 from launcher.starters import cause
 from launcher.starters.base import SOME_RANK, Ended, Handle, Launcher
 from launcher.starters.findings import Findings
-from ranks.common import heap
+from ranks.common import heap, processes
 from ranks.common.settings import CONTROL, IDENTITY, JOB
 from ranks.talk import wire
-from ranks.talk.title import short_name
+from ranks.talk.title import process_name, short_name
 
 if TYPE_CHECKING:
     from launcher.common.logs import Logs
@@ -220,6 +220,7 @@ class Job:
             # Others may notice first that a rank is gone, or that the network to it is cut.
             most = LAST_WORDS_SECONDS if self._remote else ECHO_SECONDS
             until(lambda: self._certain() or not self._found.only_echoes(), most)
+            self._look_for_another_program()
             if not self._certain() and self._found.silent():
                 # A rank is gone and only mpirun can tell why; Intel's does so when the others have ended too.
                 reports = self._handle.report_seconds
@@ -241,6 +242,15 @@ class Job:
                 )
             )  # fmt: skip
         self._end()
+
+    def _look_for_another_program(self) -> None:
+        """Where a rank of this host is gone and its process is there."""
+        trouble = self._found.first()
+        peer = None if trouble is None or trouble.told else self._peers.get(trouble.rank)
+        if trouble is None or peer is None or peer.process is None or peer.ended() is not None:
+            return
+        if program := processes.became(peer.pid, process_name(peer.rank, self.name)):
+            trouble.end(Ended(peer.rank, None, f"its process {peer.pid} runs on, as {program}"))
 
     def _certain(self) -> bool:
         return self._closing or self._found.certain(remote=bool(self._remote))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -211,6 +212,7 @@ def error_of(
     sentence, hint = f"{where} {how(code)}", ""
     if code is not None and code < 0:
         hint = _HINTS.get(_signal(code) or signal.SIGCHLD, "")
+        hint += _of_processor_time() if code == -signal.SIGKILL else ""
     elif code == EXIT_ORPHANED:
         sentence = f"{where} lost its connection to the process that started it, and ended itself"
         hint = (
@@ -227,6 +229,16 @@ def error_of(
     if tail:
         message += "\nIts last lines:\n" + "\n".join(f"  {line}" for line in tail)
     return RankFailedError(message, rank=trouble.rank, host=trouble.host, code=code)
+
+
+def _of_processor_time() -> str:
+    """What else the kernel kills for, where a limit of this process, which its ranks inherit, says so."""
+    most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    if most == resource.RLIM_INFINITY:
+        return ""
+    return (
+        f" It does so too when a process has used {most} s of processor time, which `ulimit -t` allows here."
+    )
 
 
 def launcher_error(

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from launcher.starters import cause, marks
 from launcher.starters import environment as environments
 from launcher.starters.base import SOME_RANK, Ended, Launcher
 from launcher.starters.loopback import family, move_to_loopback
-from launcher.starters.program import ProgramHandle
+from launcher.starters.program import ProgramHandle, end_left
 from ranks.common.settings import JOB, SCRATCH
 from ranks.talk.connect import EXIT_ORPHANED
 from ranks.talk.control import SCRATCH_PREFIX
@@ -310,6 +309,7 @@ class MpirunHandle(ProgramHandle):
         self._job = f"{JOB.name}={JOB.text(environment)}"
         self._said = ""
         self._reported = self._blamed = False
+        self._groups: set[int] = set()
         super().__init__("mpirun", command, environment)
         if scratch is not None and (free := shutil.disk_usage(scratch).free) < needed:
             self.short = (
@@ -360,39 +360,19 @@ class MpirunHandle(ProgramHandle):
     def settle(self, ranks: Collection[int]) -> None:
         for pid in family(self._process.pid, ranks):
             move_to_loopback(pid)
+        for rank in ranks:  # MPICH's have sessions of their own
+            with contextlib.suppress(ProcessLookupError):
+                self._groups.add(os.getpgid(rank))
 
     def end_children(self, ranks: Collection[int]) -> None:
-        """See `Handle.end_children`; mpirun would wait for them as long as they hold a rank's output open."""
-        _end_session(self._process.pid, self._job, ranks)
+        """See `Handle.end_children`; mpirun, which makes every rank the leader of a process group, would wait
+        for them as long as they hold a rank's output open."""
+        end_left(self._process.pid, self._job, ranks)
 
     def close(self) -> None:
         """Removes mpirun's session folder, which a killed mpirun leaves, and ends what ranks left running."""
-        _end_session(self._process.pid, self._job)
+        end_left(self._process.pid, self._job)
+        if self._groups:
+            end_left(None, self._job, self._groups)
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def _end_session(session: int, mark: str, groups: Collection[int] | None = None) -> None:
-    """Kills what is left of a session on this host: children of ranks, which mpirun does not end.
-
-    ``mark`` stands in their environment; without it they are somebody else's, who got the same number.
-    ``groups``: of these process groups only; mpirun makes every rank the leader of one.
-    """
-    for name in os.listdir("/proc"):  # noqa: PTH208 - faster where there are thousands
-        if not name.isdecimal():
-            continue
-        with contextlib.suppress(OSError, IndexError):
-            process = os.pidfd_open(int(name))  # first, so that what is read and what is killed are one
-            try:
-                before, _, after = Path("/proc", name, "stat").read_bytes().rpartition(b")")
-                fields = after.split()
-                # MPICH's ssh has a session of its own, and would try for long to reach a host that is gone.
-                is_ssh = groups is None and before.endswith(b"(ssh")
-                if (
-                    (int(fields[3]) == session or is_ssh)
-                    and (groups is None or int(fields[2]) in groups)
-                    and mark.encode() in Path("/proc", name, "environ").read_bytes()
-                ):
-                    signal.pidfd_send_signal(process, signal.SIGKILL)
-            finally:
-                os.close(process)

@@ -46,16 +46,18 @@ here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 {python}
 {choice}
 {fresh}
-# Ranks that are done write their numbers into a file without a name.
+# Ranks that are done write their numbers into a file without a name, and those that have said an error "said"
+# before it.
 list=$(mktemp) && exec 5<>"$list" && rm -f -- "$list" || exit 1
 export SHARDRUN_RUN_ALL=$$:5
 exec 3>&2
 hang={hang}
 declare -A pids=()
-watcher=
+watcher= nap=
 end() {{
   trap '' INT TERM HUP
   [ -n "$watcher" ] && kill -TERM "$watcher" 2>/dev/null
+  [ -n "$nap" ] && kill -TERM "$nap" 2>/dev/null
   if [ "${{#pids[@]}}" -gt 0 ]; then
     kill -TERM "${{pids[@]}}" 2>/dev/null
     for _ in {{1..50}}; do
@@ -64,6 +66,11 @@ end() {{
     done
     kill -KILL "${{pids[@]}}" 2>/dev/null
   fi
+  # What ranks have started, and left.
+  for left in $(grep -lzx "SHARDRUN_RUN_ALL=$$:5" /proc/[0-9]*/environ 2>/dev/null); do
+    left=${{left#/proc/}}
+    kill -KILL "${{left%/environ}}" 2>/dev/null
+  done
   wait 2>/dev/null
 }}
 stop() {{
@@ -74,14 +81,14 @@ stop() {{
 trap 'stop interrupted 130' INT
 trap 'stop terminated 143' TERM
 trap 'stop "hung up: its terminal or session was closed" 129' HUP
-# Whether a rank that ended with this code has said so itself.
+# Whether a rank that ended with this code may have said so itself.
 spoke() {{
   case $1 in 1 | 2 | 3 | 75 | 130 | 143) ;; *) return 1 ;; esac
 }}
-# How a rank ended, where it could not say so itself.
+# How a rank ended, where it has not said so itself.
 tell() {{
   local how="ended with exit code $2"
-  spoke "$2" && return
+  grep -qx "said $1" "/proc/$$/fd/5" && return
   [ "$2" -eq 0 ] && how="$how before it was done, as os._exit(0) would"
   [ "$2" -gt 128 ] && how="was killed by SIG$(kill -l "$(($2 - 128))" 2>/dev/null)"
   [ "$2" -eq 137 ] && how="$how: someone killed it, or the kernel did when memory ran out"
@@ -119,7 +126,12 @@ done
 watch $$ >/dev/null &
 watcher=$!
 while [ "${{#pids[@]}}" -gt 0 ]; do
-  wait -n "${{pids[@]}}"
+  # Each second: of one that a signal has ended before it waits, bash tells no more.
+  sleep 1 >/dev/null 3>&- 5>&- &
+  nap=$!
+  wait -n "${{pids[@]}}" "$nap"
+  kill "$nap"
+  wait "$nap"
   failed=
   for rank in "${{!pids[@]}}"; do
     # A process that is gone has been waited for: its code is kept.

@@ -50,6 +50,16 @@ def is_stopped(pid: int) -> bool:
     return now is not None and now.stopped
 
 
+def became(pid: int, name: str) -> str:
+    """The program that a process is that had this name (prctl), where it has another name now, as after
+    exec(2); "" where it has not, or has ended."""
+    now = status(pid)
+    with contextlib.suppress(OSError):
+        place = os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115 - an import less; one that ends has none
+        return "" if now is None or now.name == name else place
+    return ""
+
+
 def is_running(pid: int) -> bool:
     """Whether a thread of a process of this host computes, or is ready to and waits for a processor."""
     with contextlib.suppress(OSError):

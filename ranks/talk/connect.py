@@ -22,6 +22,7 @@ from sharding.common.text import parse_whole
 EXIT_ORPHANED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with this rank
 _CONNECT_SECONDS = 30
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _TIMEVAL_BYTES = 16
 
 
@@ -140,3 +141,13 @@ def die_with_parent() -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Asks the kernel to make this process the parent of whatever its descendants leave: prctl(2),
+    PR_SET_CHILD_SUBREAPER. Linux only."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -3,8 +3,8 @@
 Over a network a rank that is gone looks the same whatever its end was, and what starts ranks there may say
 nothing of it: Open MPI ends the job without a word, MPICH and Slurm with the code of a rank whose MPI gave up
 because of it; and a stopped rank looks like one that computes. Only a parent is told by the kernel. So such a
-rank is forked from a process that has imported next to nothing, waits for it, tells the launcher, and ends in
-the same way.
+rank is forked from a process that has imported next to nothing, waits for it, tells the launcher, ends what
+the rank has left running, and ends in the same way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from ranks.errors import ShardrunError
 from ranks.talk import stacks
-from ranks.talk.connect import die_with_parent, open_socket
+from ranks.talk.connect import adopt_orphans, die_with_parent, open_socket
 from ranks.talk.frame import Kind, head
 
 _ASKED_BYTES = 4096
@@ -44,6 +44,7 @@ def keep(address: str, job: str, rank: int, world_size: int) -> None:
 
 def _stay(child: int, address: str, job: str, rank: int, world_size: int) -> NoReturn:
     die_with_parent()
+    adopt_orphans()
     for number in _PASSED_ON:
         signal.signal(number, lambda number, frame: _pass_on(child, number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -103,7 +104,26 @@ def _frame(kind: Kind, fields: Mapping[str, object]) -> bytes:
     return b"".join(head(kind, {"fields": fields, "tensors": []}))
 
 
+def _end_left() -> None:
+    """Ends what the rank has started and not put into a process group of its own, as a shell puts a job."""
+    with contextlib.suppress(OSError):
+        while children := _children():
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+            for child in children:  # whose own are then ours
+                os.waitpid(child, 0)
+
+
+def _children() -> list[int]:
+    found = []
+    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - an import less
+        with open(f"/proc/self/task/{thread}/children") as children:  # noqa: PTH123 - the same
+            found += [int(child) for child in children.read().split()]
+    return [child for child in found if os.getpgid(child) == os.getpgrp()]
+
+
 def _end_alike(code: int) -> NoReturn:
+    _end_left()
     sys.stdout.flush()
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank's own is enough

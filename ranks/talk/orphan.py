@@ -87,11 +87,20 @@ def _launcher() -> tuple[int, str] | None:
 
 def say_done(rank: int) -> None:
     """Tells run_all.sh, if that started this rank, that it ends because it is done."""
+    _note(f"{rank}\n")
+
+
+def say_spoken() -> None:
+    """Tells run_all.sh, if that started this rank, that it has said why it ends."""
+    _note(f"said {os.environ.get(sources.RANK, '')}\n")
+
+
+def _note(line: str) -> None:
     run_all, number = (parse_whole(part) for part in RUN_ALL.text().partition(":")[::2])
     if run_all is not None and number is not None:
         # Its own descriptor: ours of that number may be closed, or another file that the rank has opened.
         with contextlib.suppress(OSError), open(f"/proc/{run_all}/fd/{number}", "ab") as done:  # noqa: PTH123
-            done.write(f"{rank}\n".encode())
+            done.write(line.encode())
 
 
 def let_others_tell(seconds: float) -> None:

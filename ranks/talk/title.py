@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 _PR_SET_NAME = 15
+_NAME_LENGTH = 15
 _ARG_START, _ARG_END = 47, 48
 """Fields of /proc/PID/stat, proc(5), counted from 0: where the command line lies in memory."""
 
@@ -16,6 +17,11 @@ def short_name(secret: str) -> str:
     import hashlib
 
     return hashlib.sha256(b"name of " + secret.encode()).hexdigest()[:6]
+
+
+def process_name(rank: int, job: str) -> str:
+    """What the kernel calls a rank's process: at most 15 characters."""
+    return f"rank {rank} {job}"[:_NAME_LENGTH]
 
 
 def name_process(rank: int, size: int, secret: str, work: str) -> None:
@@ -28,7 +34,7 @@ def name_process(rank: int, size: int, secret: str, work: str) -> None:
     with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):
         import ctypes
 
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank {rank} {job}".encode(), 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, process_name(rank, job).encode(), 0, 0, 0)
         # What comes before the last parenthesis is two fields.
         fields = (
             Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()

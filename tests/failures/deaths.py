@@ -50,6 +50,7 @@ DEATHS = (
         script_codes=(1, 2),
     ),
     Death("`os._exit(0)`", "rank", "success", rf"{_RANK} ended with exit code 0 before it was done"),
+    Death("leaves a child", "rank", "child", rf"{_RANK} ended with exit code 3\b", script_codes=(3,)),
     Death("SIGKILL", "rank", "SIGKILL", rf"{_RANK} was killed by SIGKILL\b", script_codes=(137,)),
     Death("SIGSEGV", "rank", "SIGSEGV", rf"{_RANK} was killed by SIGSEGV\b", script_codes=(139,)),
     Death(

@@ -35,7 +35,8 @@ node; with one host, both ranks are on it. The victim is rank 1, with two hosts 
 not started from. `scripts` are those of `shardrun scripts`, with one `run_all.sh` on each host.
 
 A full disk is a file system of 64 KiB on the victim's host, on which the rank writes. "Stands still" is a
-lock that nobody gives back, while the process lives.
+lock that nobody gives back, while the process lives. A child that is left is a forked one, in the rank's own
+process group: it has to end too.
 
 A number is the seconds from the death to the end of the last process; where a rank never starts, from the
 start. "2nd" says that a first try was not right and a second was: the machine did other work meanwhile, and a

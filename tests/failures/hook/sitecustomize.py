@@ -96,6 +96,10 @@ def _die(how, where):
         _until_it_ends(lambda: os.kill(os.getpid(), signal.SIGUSR2))
     elif how == "success":
         os._exit(0)
+    elif how == "child":
+        if os.fork() == 0:
+            time.sleep(10**6)
+        os._exit(3)
     elif how == "lock":
         # In the midst of the next run: elsewhere it may be that the rank waits for others.
         sys.modules["ranks.run.program"].Program.run = _wait_for_ever

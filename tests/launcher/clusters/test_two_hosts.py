@@ -135,6 +135,34 @@ def test_the_first_cause_on_another_host(slurm: Cluster, launcher: str, ending: 
     assert done.stderr.startswith(f"shardrun: error: {message}"), done.stderr
 
 
+LEAVES = """
+import os, subprocess, time
+subprocess.Popen(["sleep", "100"], close_fds=False)
+if os.fork() == 0:
+    time.sleep(100)
+print("done", flush=True)
+{}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "os._exit(3)"])
+def test_what_ranks_have_started_ends_with_them(slurm: Cluster, end: str) -> None:
+    """Slurm here knows processes by their parents, and leaves those; while they hold a rank's output open it
+    waits for them."""
+    before = ("salloc", "--quiet", "--nodes=1", "--ntasks=2")
+    done = slurm.run("exec", "--launcher", "slurm", script(slurm, LEAVES.format(end)), before=before)
+    assert done.stdout.count("done") == 2 and bool(done.returncode) == bool(end), done.stderr
+    assert not [pid for name in (FIRST, SECOND) for pid in slurm.hosts.processes(name) if is_left(pid)]
+
+
+def is_left(pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return words.startswith(b"sleep\x00100\x00") or b"ranks.boot" in words
+    except OSError:
+        return False
+
+
 @pytest.mark.parametrize("launcher", ["ssh", "mpirun"])
 def test_a_cut_cable_is_named(cluster: Cluster, launcher: str) -> None:
     """Neither side hears of it: both notice that nothing comes any more, and nothing is left of the job."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 from dataclasses import asdict
 from typing import Any
@@ -106,3 +107,14 @@ def test_what_a_rank_says_of_itself_reaches_the_user() -> None:
     )  # fmt: skip
     for usage in (False, "yes", None):
         assert not cause.error_of(Trouble(1, "h", error={**told, "usage": usage}), []).usage
+
+
+@pytest.mark.parametrize("limit", [30, resource.RLIM_INFINITY])
+def test_a_limit_of_processor_time_is_named_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """The kernel sends SIGKILL where the soft limit is the hard one, as `ulimit -t` sets them."""
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
+    said = str(cause.error_of(Trouble(0, "h", ended=Ended(0, -9)), ()))
+    assert ("a process has used 30 s of processor time, which `ulimit -t` allows" in said) == (limit == 30)
+    assert "ulimit" not in str(cause.error_of(Trouble(0, "h", ended=Ended(0, -15)), ()))

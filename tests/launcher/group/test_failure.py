@@ -251,6 +251,21 @@ def test_a_rank_that_ends_with_success_before_it_is_done(
     assert "ank 1 on host" in found and "before it was done, as os._exit(0) would" in found
 
 
+def test_a_rank_becomes_another_program(run_script: Runner, launcher: str, tmp_path: Path) -> None:
+    """It is gone, and its process is there."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(deed="os.execvp('sleep', ['sleep', '100'])"))
+    script = run_script(EXEC, launcher, str(program))
+    script.message()
+    code, _, errors = script.end(within=30)
+    assert code == 1
+    found = next(line for line in errors.splitlines() if line.startswith("error: RankFailedError: "))
+    expected = (
+        rf"error: RankFailedError: rank 1 on host {HOST} is gone: its process \d+ runs on, as \S*sleep\."
+    )
+    assert re.fullmatch(expected, found), found
+
+
 @pytest.mark.parametrize("starter", ["local", "ssh"])
 def test_news_of_an_end_that_overtake_a_rank_s_own_word(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, starter: str

@@ -188,6 +188,18 @@ def test_a_folder_that_is_removed_stops_no_rank(
     assert isinstance(output.lost, FileNotFoundError)
 
 
+def test_a_file_that_is_removed_while_it_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What is written then goes to no file that anybody can open."""
+    files = LogFiles(tmp_path)
+    assert files.write(0, "stdout", "a line\n") is None and files.write(1, "stdout", "a line\n") is None
+    (tmp_path / "rank_1.log").unlink()
+    _, _, output, _ = printed(capsys, [(1, "stdout"), (0, "stdout")], (0, b"a\n"), (1, b"b\n"), files=files)
+    assert output.lost is not None and output.lost.filename == str(tmp_path / "rank_1.log")
+    assert output.lost.strerror == "it was removed while the job wrote to it"
+
+
 def test_a_full_disk_stops_no_rank(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "rank_1.log").symlink_to("/dev/full")
     (tmp_path / "rank_0.log").touch()
@@ -197,6 +209,7 @@ def test_a_full_disk_stops_no_rank(capsys: pytest.CaptureFixture[str], tmp_path:
     )  # fmt: skip
     assert sorted(out.splitlines()) == ["[0@node] b", "[1@node] a", "[1@node] c"] and err == ""
     assert output.lost is not None and output.lost.errno == errno.ENOSPC
+    assert output.lost.filename == str(tmp_path / "rank_1.log")  # or it is taken for standard output
     assert (tmp_path / "rank_0.log").read_text() == "b\n"
 
 

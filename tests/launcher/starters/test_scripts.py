@@ -157,6 +157,27 @@ def test_run_all_finds_two_ranks_ended(folder: Path, killed: int) -> None:
     )
 
 
+@pytest.mark.parametrize("end", ["exit 1", "exit 3", "kill -TERM $$"])
+def test_a_rank_ends_without_a_word(folder: Path, end: str) -> None:
+    """Also with a code that a rank ends with which has said why."""
+    assert shardrun("scripts", "m.onnx", "--ranks", 2, "--output", "job", cwd=folder).returncode == 0
+    (folder / "job" / "rank_1.sh").write_text(f"#!/bin/sh\n{end}\n")
+    done = run([folder / "job" / "run_all.sh"], folder)
+    how = "was killed by SIGTERM" if "kill" in end else f"ended with exit code {end[-1]}"
+    assert done.returncode == (143 if "kill" in end else int(end[-1]))
+    assert done.stderr == f"shardrun: error: rank 1 on host {os.uname().nodename} {how}.\n"
+
+
+def test_what_a_rank_has_started_ends_with_it(folder: Path) -> None:
+    assert shardrun("scripts", "m.onnx", "--ranks", 2, "--output", "job", cwd=folder).returncode == 0
+    nothing = ">/dev/null 2>&1 </dev/null"
+    (folder / "job" / "rank_1.sh").write_text(
+        f"#!/bin/sh\nsleep 100 {nothing} &\nsetsid sleep 100 {nothing} &\nexit 7\n"
+    )
+    # `run` sees to it that nothing is left.
+    assert run([folder / "job" / "run_all.sh"], folder).returncode == 7
+
+
 def test_verify_compares_with_the_model_that_was_given(folder: Path) -> None:
     assert (
         shardrun("scripts", "m.onnx", "--ranks", 2, "--output", "job", "--verify", cwd=folder).returncode == 0

@@ -182,3 +182,18 @@ def test_the_launcher_knows_the_process_above_by_its_number(told: Told, tmp_path
     finally:
         process.kill()
         process.wait()
+
+
+def test_what_the_rank_leaves_running_ends_with_it(told: Told, tmp_path: Path) -> None:
+    """Also what that has started in its turn; nobody else may do it on that host."""
+    written = tmp_path / "pids"
+    script = (
+        "import subprocess\n"
+        "shell = subprocess.Popen(['sh', '-c', 'sleep 100 & echo $!; wait'], stdout=subprocess.PIPE)\n"
+        f"open({str(written)!r}, 'w').write(f'{{shell.pid}} {{int(shell.stdout.readline())}}')\n"
+        "os._exit(3)"
+    )
+    process = told.start(tmp_path, script)
+    assert process.wait(SECONDS) == 3
+    pids = [int(pid) for pid in written.read_text().split()]
+    assert len(pids) == 2 and not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
