@@ -142,6 +142,7 @@ def read_at_most(path: Path, most: int) -> bytes:
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", 0) as file:
         arrived = select.poll()
         piped = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
+        os.set_blocking(file.fileno(), True)  # a person at a terminal takes time
         if piped:
             arrived.register(file, select.POLLIN)
         data = b""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
+import logging
 import os
 import sys
 import time
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from launcher.common.logs import Logs
     from launcher.group.watch import Job
     from launcher.job.rank_table import RankTable
+
+log = logging.getLogger(__name__)
 
 ROTATED_BYTES = 64 << 20
 """A rank's file is renamed when it has so many bytes; with the one before it is all that is kept."""
@@ -102,12 +104,13 @@ class LogFiles:
         return self._folder / ("launcher.log" if rank is None else f"rank_{rank}.log")
 
     def close(self) -> OSError | None:
-        """Closes the files; gives the error that prevented the end of one, or says that one is gone."""
+        """Closes the files; gives the error that prevented the end of one. That one was removed is no error,
+        for what removes it may have kept it, but is told."""
         lost = None
         for rank, file in self._open.items():
             try:
                 if not os.fstat(file.stream.fileno()).st_nlink:
-                    lost = self._of(rank, OSError(errno.ESTALE, "it was removed while the job wrote to it"))
+                    log.warning("%s was removed while the job wrote to it", self._path(rank))
                 if file.begun is not None:
                     file.stream.write(b"\n")
                 file.stream.close()

@@ -66,8 +66,11 @@ class Listening:
         if self.certificate is None:
             return
         for flag, path in (("certificate", self.certificate), ("key", self.key), ("clients", self.clients)):
-            if path is not None and path.exists() and not path.is_file():
-                raise ConfigError(f"--tls-{flag} {path}: expected a regular file, which can be read twice")
+            if path is not None:
+                with _told(f"--tls-{flag} {path}"):
+                    path.stat()
+                if not path.is_file():
+                    raise ConfigError(f"--tls-{flag} {path}: expected a regular file, which can be read twice")
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         with _told(f"--tls-certificate {self.certificate}, --tls-key {self.key}"):
             made.load_cert_chain(self.certificate, self.key, password=lambda: "")

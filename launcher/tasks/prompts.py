@@ -123,18 +123,18 @@ class Prompts:
                 number += 1
                 where = f"{name}, line {number}"
                 long = len(data) > MAX_LINE
-                if number == 1:
-                    data = data.removeprefix(codecs.BOM_UTF8)
-                if not data.strip():
+                line = data.removeprefix(codecs.BOM_UTF8) if number == 1 else data
+                if not line.strip():
+                    _skip(file, data)
                     continue
                 try:
                     if long:
                         raise ConfigError(f"{where}: a prompt has at most {MAX_LINE} bytes")
-                    yield self._line(data, where)
+                    yield self._line(line, where)
                 except ConfigError as error:
                     if not self.keep_going:
                         raise
-                    yield Prompt(where, text=data[:_SHOWN].decode(errors="replace"), fault=error)
+                    yield Prompt(where, text=line[:_SHOWN].decode(errors="replace"), fault=error)
                 _skip(file, data)
 
     def _line(self, data: bytes, where: str) -> Prompt:

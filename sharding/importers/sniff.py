@@ -35,9 +35,9 @@ def format_of(path: str | Path) -> Format:
     cannot be read, or only stands for another one.
     """
     path = Path(path)
-    refuse_devices(path)
-    refuse_placeholder(path)
     try:
+        refuse_devices(path)
+        refuse_placeholder(path)
         with path.open("rb") as file:
             head = file.read(HEAD)
             if head[4:8] in LITE_IDENTIFIERS:

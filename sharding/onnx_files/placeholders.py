@@ -7,6 +7,7 @@ wrong address gives a page.
 from __future__ import annotations
 
 import re
+import stat
 from pathlib import Path
 
 from sharding.common.text import human_bytes
@@ -49,8 +50,10 @@ def placeholder(path: Path, *, pages: bool = True) -> str | None:
 
 
 def refuse_devices(path: Path) -> None:
-    """Raises `ModelError` for a pipe, which would be waited for, and a device, which might never end."""
-    if path.exists() and not path.is_file():
+    """Raises `ModelError` for a pipe, which would be waited for, and a device, which might never end; and
+    `OSError` for what cannot be looked at."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise ModelError(f"{path} is not a file; expected a model.")
 
 

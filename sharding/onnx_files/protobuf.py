@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sharding.common.text import one_line
 from sharding.errors import ModelError
 from sharding.onnx_files.placeholders import refuse_devices, refuse_placeholder
 
@@ -39,9 +40,10 @@ class MalformedError(ModelError):
 
 def not_a_model(what: str | Path, why: object = "") -> ModelError:
     """That ``what``, a file or what stands for one, is no model; ``why``: the error that said so, whose own
-    words are shown if they are ours."""
+    words are shown if they are ours, or those of a reader of text."""
     kind = "a MindIR file" if str(what).endswith(".mindir") else "an ONNX file"
-    place = f": {why}" if isinstance(why, MalformedError) else ""
+    of_text = type(why).__name__ == "ParseError"  # protobuf's two and onnx's, of three modules
+    place = f": {one_line(str(why))}" if of_text or isinstance(why, MalformedError) else ""
     return ModelError(f"{what} is not {kind}, or it is truncated{place}.")
 
 

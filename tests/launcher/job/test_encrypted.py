@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from launcher import cli
+from launcher.common.files import read_at_most
 from launcher.errors import ConfigError
 from launcher.inspection.reference import refer
 from launcher.job.decryption import read_key
@@ -91,6 +94,18 @@ def test_run_by_a_job_file_and_a_pipe(here: Path, command: Command) -> None:
     finally:  # a command that never opens the pipe leaves the writer waiting for it
         writer.kill()
         writer.wait()
+
+
+def test_a_key_that_is_typed_at_a_terminal() -> None:
+    master, terminal = pty.openpty()
+    try:
+        typing = threading.Timer(0.1, os.write, (master, b"0123456789ABCDEF\n"))
+        typing.start()
+        assert read_at_most(Path(os.ttyname(terminal)), 16) == b"0123456789ABCDEF"
+        typing.join()
+    finally:
+        os.close(master)
+        os.close(terminal)
 
 
 def test_a_pipe_that_nobody_writes_into(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

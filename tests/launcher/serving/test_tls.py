@@ -85,6 +85,7 @@ def test_only_clients_whose_certificates_are_signed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for bad, said in (
         (replace(listening, clients=tmp_path / "no.pem"), "--tls-clients .*no.pem: No such file"),
+        (replace(listening, key=tmp_path / ("n" * 300)), "--tls-key .*nnn: File name too long"),
         (replace(listening, clients=other.key), "--tls-clients .*other.key"),
         (replace(listening, key=other.key), "--tls-certificate .*--tls-key .*other.key"),
         (replace(listening, key=None), "belong together"),

@@ -122,6 +122,11 @@ def test_lines_that_are_wrong_have_their_place(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(ConfigError, match="line 3: this line is no JSON"):
         list(Prompts(file=str(path)))
     assert Prompts(file=str(path)).count() is None
+    for first in (b"y" * 150, b" " * 150, b"y" * 99):  # what is left of a line is none of its own
+        path.write_bytes(b"\xef\xbb\xbf" + first + b'\n"second"\n')
+        found = list(Prompts(file=str(path), keep_going=True))
+        assert found[-1].text == "second" and found[-1].where == f"{path}, line 2"
+        assert len(found) == (1 if first.isspace() else 2)
     with path.open("wb") as file:
         file.truncate(1 << 42)
     assert Prompts(file=str(path)).count() is None

@@ -98,7 +98,9 @@ def test_memory_that_was_only_read_takes_no_pages() -> None:
     assert read.size("Rss") <= before + PAGE
 
 
-def test_a_call_that_finds_no_free_page_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_finds_no_free_page_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[int] = []
 
     def advise(first: ctypes.c_void_p, size: ctypes.c_size_t, advice: int) -> int:
@@ -106,6 +108,8 @@ def test_a_call_that_finds_no_free_page_is_made_again(monkeypatch: pytest.Monkey
         return -1 if len(calls) < 3 else 0
 
     library = type("Library", (), {"madvise": staticmethod(advise)})
+    (tmp_path / "enabled").write_text("always [madvise] never")
+    monkeypatch.setattr(large_pages, "_SETTING", tmp_path / "enabled")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     monkeypatch.setattr(large_pages, "_blocks", lambda: [(0, PAGE)])
     monkeypatch.setattr(large_pages, "_full", lambda start, end: [(start, end)])

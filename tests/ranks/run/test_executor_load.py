@@ -18,6 +18,7 @@ import pytest
 
 from ranks.common import heap
 from ranks.errors import DeviceError, IdentityError, ModelError, ShardError, ShardrunError
+from ranks.models import model_file
 from ranks.run import executor, group
 from ranks.run.placement import Placement
 from sharding import slice_model
@@ -178,6 +179,12 @@ def test_files_that_are_no_models(content: bytes | None, message: str, tmp_path:
         executor.load(path)
     assert message in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+def test_what_a_reader_of_text_says_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "m.textproto").write_text("graph { nodee { } }")
+    with pytest.raises(ModelError, match=r'm\.textproto is not an ONNX file.*no field named "nodee"'):
+        model_file.read(tmp_path / "m.textproto")
 
 
 def test_a_pipe_is_no_model(tmp_path: Path) -> None:

@@ -312,3 +312,8 @@ def test_fewer_segments_than_none(kind: str, tmp_path: Path) -> None:
     graph.gives(graph.prim(f"UnsortedSegment{kind}", *given, types=(("float32", [1, 5]),)))
     message = refused(file.save(tmp_path / "segments.mindir"))
     assert f"UnsortedSegment{kind}: num_segments must not be negative, found -2" in message
+
+
+def test_a_name_that_is_too_long_ends_with_a_sentence() -> None:
+    with pytest.raises(ModelError, match=r"\.onnx cannot be read: File name too long"):
+        format_of("a" * 300 + ".onnx")
