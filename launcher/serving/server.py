@@ -70,7 +70,9 @@ class Listening:
                 with _told(f"--tls-{flag} {path}"):
                     path.stat()
                 if not path.is_file():
-                    raise ConfigError(f"--tls-{flag} {path}: expected a regular file, which can be read twice")
+                    raise ConfigError(
+                        f"--tls-{flag} {path}: expected a regular file, which can be read twice"
+                    )
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         with _told(f"--tls-certificate {self.certificate}, --tls-key {self.key}"):
             made.load_cert_chain(self.certificate, self.key, password=lambda: "")
