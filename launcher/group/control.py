@@ -110,6 +110,11 @@ class Peer:
     lent: Lent | None = None
     """Where an event loop reads what it says."""
 
+    @property
+    def kept(self) -> bool:
+        """Whether a process above it tells how it ended, unless that one is killed too."""
+        return self.above.pid is not None
+
     def ended(self) -> Ended | None:
         """How a rank of this host ended, as far as the kernel says. A busy mpirun may find several ranks
         ended, and name another."""

@@ -74,7 +74,7 @@ class Job:
         self.ready: dict[int, Ready] = {}
         self.answers: Answers = NoAnswers()
         self._peers: dict[int, Peer] = {}
-        self._found = Findings(world_size, self._kernel)
+        self._found = Findings(world_size, self._peers)
         self._all_ended = self._started = self._settled = self._closing = self._hung_up = False
         self._noticed, self.seen = False, halted.Seen()
         self._why = halted.Inquest(self.changed, self.seen)
@@ -254,10 +254,6 @@ class Job:
 
     def _certain(self) -> bool:
         return self._closing or self._found.certain(remote=bool(self._remote))
-
-    def _kernel(self, rank: int) -> Ended | None:
-        peer = self._peers.get(rank)
-        return None if peer is None else peer.ended()
 
     def fail(self, error: RankFailedError | LaunchError) -> None:
         """Makes ``error`` what every waiting and later call raises, unless there is one; ends nothing yet."""

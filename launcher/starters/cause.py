@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import signal
@@ -40,8 +41,9 @@ ENDED_BY_OTHERS = (-signal.SIGTERM, -signal.SIGKILL)
 ITSELF = "it says so itself"
 SILENT = "nothing comes from its host any more, which is down, or the network to it is cut"
 _SHOWN = 8
-_OWN_FAILURE = 255
-"""With which mpirun ends where one of its own processes did, as MPICH's does where a rank was killed."""
+_OWN_FAILURE, _OWN_WORDS = 255, re.compile(r"BAD TERMINATION|^\[mpiexec@")
+"""With which MPICH's mpirun ends where one of its own processes did, or was killed with a rank; and what it
+says then. Of a rank that ends with that code itself it says nothing."""
 _ABORTED = '"abort"'  # mpirun's word for a rank, or its MPI, that ended the job
 _ABORTER = r"process rank (\d+) with PID \d+ on node (\S+) calling"
 _LOST_HOST = r"Remote daemon *: \S+ on node (\S+)|Connection to (\S+) closed by remote host"
@@ -125,13 +127,19 @@ class Trouble:
         return self.error is not None or known
 
 
-def first(troubles: Sequence[Trouble], gave_up: Callable[[int], bool] = lambda rank: False) -> Trouble | None:
+def first(
+    troubles: Sequence[Trouble],
+    gave_up: Callable[[int], bool] = lambda rank: False,
+    kept: Callable[[int], bool] = lambda rank: False,
+) -> Trouble | None:
     """The first cause: the earliest trouble that is not only the echo of another rank's. ``gave_up``: whether
-    a rank's MPI has said that it lost its connection, upon which it ends the rank."""
+    a rank's MPI has said that it lost its connection, upon which it ends the rank; ``kept``: whether a
+    process above a rank tells how it ended, unless that one is killed too."""
     own = [item for item in troubles if not item.secondary]
     sure = [item for item in own if not item.gave_up(gave_up)]
-    if sure and (sure[0].heard_killed or not sure[0].told):
-        # It may have been ended for the sake of one that has crashed, of which it was heard later.
+    if sure and (not sure[0].told or (sure[0].heard_killed and kept(sure[0].rank))):
+        # It may have been ended for the sake of one that has crashed, of which it was heard later. Where
+        # nobody else would tell of its end, that one may have crashed since it missed this one.
         sure = [*(item for item in sure if item.crashed), *sure]
     return next(iter([*sure, *own, *troubles]), None)
 
@@ -212,7 +220,7 @@ def error_of(
     sentence, hint = f"{where} {how(code)}", ""
     if code is not None and code < 0:
         hint = _HINTS.get(_signal(code) or signal.SIGCHLD, "")
-        hint += _of_processor_time() if code == -signal.SIGKILL else ""
+        hint += _of_processor_time(trouble.host) if code == -signal.SIGKILL else ""
     elif code == EXIT_ORPHANED:
         sentence = f"{where} lost its connection to the process that started it, and ended itself"
         hint = (
@@ -231,10 +239,11 @@ def error_of(
     return RankFailedError(message, rank=trouble.rank, host=trouble.host, code=code)
 
 
-def _of_processor_time() -> str:
-    """What else the kernel kills for, where a limit of this process, which its ranks inherit, says so."""
+def _of_processor_time(host: str) -> str:
+    """What else the kernel kills for, where a limit of this process, which its ranks of this host inherit,
+    says so."""
     most = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    if most == resource.RLIM_INFINITY:
+    if most == resource.RLIM_INFINITY or host not in {"localhost", os.uname().nodename}:
         return ""
     return (
         f" It does so too when a process has used {most} s of processor time, which `ulimit -t` allows here."
@@ -283,10 +292,11 @@ def launcher_error(
         return error_of(replace(lost, ended=ended_by_mpi(lost.rank, rank)), ())
     message = f"{name} {how(code)} {when}."
     aborted = any(_ABORTED in line for line in tail)
-    if started and lost is not None and not lost.told and code == _OWN_FAILURE:
+    failed_itself = code == _OWN_FAILURE and any(_OWN_WORDS.search(line) for line in tail)
+    if started and lost is not None and not lost.told and failed_itself:
         return error_of(lost, ())
     if started and lost is not None and not lost.told and not short and code is not None and code > 1:
-        # What mpirun ends with is how the rank that failed first ended; its own failures end with 1 or 255.
+        # What mpirun ends with is how the rank that failed first ended; its own failures end with 1, too.
         return error_of(replace(lost, ended=Ended(lost.rank, code)), _last(heard, lost.rank))
     message += short
     if lost is not None and not short and not aborted:

@@ -8,14 +8,26 @@ and a rank that was ended because of another one may be missed first.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from launcher.errors import LaunchError, RankFailedError
 from launcher.starters import cause
 from launcher.starters.base import Ended
 from launcher.starters.cause import Said, Trouble
 from ranks.talk.connect import EXIT_ORPHANED
+
+
+class Seen(Protocol):
+    """What can be seen of a rank that said hello."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether a process above it, which may be killed too, tells how it ended."""
+
+    def ended(self) -> Ended | None:
+        """How it ended, as far as the kernel of this host says so."""
 
 
 class Findings:
@@ -25,9 +37,9 @@ class Findings:
     of the launching program; ``some``: that of a rank of which it says no number.
     """
 
-    def __init__(self, size: int, kernel: Callable[[int], Ended | None]) -> None:
-        """``kernel``: how a rank of this host ended, as far as it says so."""
-        self._size, self._kernel = size, kernel
+    def __init__(self, size: int, seen: Mapping[int, Seen]) -> None:
+        """``seen``: the ranks that said hello, which others add to."""
+        self._size, self._seen = size, seen
         self.said: Said | None = None
         self.troubles: dict[int, Trouble] = {}
         self.done: set[int] = set()
@@ -48,7 +60,9 @@ class Findings:
 
     def first(self) -> Trouble | None:
         """The first cause, as far as it is known."""
-        found, named = cause.first(list(self.troubles.values()), self._gave_up), self._first_named()
+        self._confirm()
+        found = cause.first(list(self.troubles.values()), self._gave_up, self._kept)
+        named = self._first_named()
         if found is None or named is None or named is found or named.secondary:
             return found
         if named.unexplained and (self._gave_up(named.rank) or _is_orphan(named)):
@@ -75,6 +89,24 @@ class Findings:
         alike = [trouble for trouble, ended in known if ended is not None and ended.code == self.some.code]
         return alike[0] if len(alike) == 1 else None
 
+    def _confirm(self) -> None:
+        """Of ranks of which the launching program tells, takes the kernel's word where there is one."""
+        for rank, trouble in self.troubles.items():
+            if (
+                trouble.ended is not None
+                and trouble.ended.heard
+                and (ended := self._kernel(rank)) is not None
+            ):
+                trouble.end(ended)
+
+    def _kernel(self, rank: int) -> Ended | None:
+        seen = self._seen.get(rank)
+        return None if seen is None else seen.ended()
+
+    def _kept(self, rank: int) -> bool:
+        seen = self._seen.get(rank)
+        return seen is not None and seen.kept
+
     def _how(self, trouble: Trouble) -> Ended | None:
         return trouble.ended or self._kernel(trouble.rank)
 
@@ -89,13 +121,17 @@ class Findings:
         return ended.code in (cause.ENDED_BY_OTHERS if crashed or self._named is None else (-signal.SIGTERM,))
 
     def _killed_for(self, trouble: Trouble) -> int | None:
-        """The rank whose MPI missed this one, and had all killed, also what would have told how it ended: so
-        that the launching program's word of its end is not how it ended. None where that is known."""
+        """The rank whose MPI missed this one, and had all killed, itself and also what would have told how
+        this one ended: so that the launching program's word of its end is not how it ended. None where that
+        is known, or where not all were killed."""
         if not trouble.heard_killed:
             return None
-        return next(
-            (rank for rank in range(self._size) if rank != trouble.rank and self._gave_up(rank)), None
-        )
+        killed = (
+            other.rank for other in self.troubles.values()
+            if other is not trouble and self._gave_up(other.rank) and other.ended is not None
+            and other.ended.code in cause.ENDED_BY_OTHERS
+        )  # fmt: skip
+        return next(killed, None)
 
     def silent(self) -> bool:
         """Whether the first cause is a rank of which nothing is known but that it is gone."""

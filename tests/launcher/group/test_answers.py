@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import threading
 from dataclasses import asdict
@@ -115,6 +116,9 @@ def test_a_limit_of_processor_time_is_named_where_there_is_one(
 ) -> None:
     """The kernel sends SIGKILL where the soft limit is the hard one, as `ulimit -t` sets them."""
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
-    said = str(cause.error_of(Trouble(0, "h", ended=Ended(0, -9)), ()))
+    here, killed = os.uname().nodename, Ended(0, -9)
+    said = str(cause.error_of(Trouble(0, here, ended=killed), ()))
     assert ("a process has used 30 s of processor time, which `ulimit -t` allows" in said) == (limit == 30)
-    assert "ulimit" not in str(cause.error_of(Trouble(0, "h", ended=Ended(0, -15)), ()))
+    assert "ulimit" not in str(cause.error_of(Trouble(0, here, ended=Ended(0, -15)), ()))
+    elsewhere = str(cause.error_of(Trouble(0, f"not-{here}", ended=killed), ()))
+    assert "SIGKILL" in elsewhere and "ulimit" not in elsewhere

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import LaunchError, RankFailedError
-from launcher.group import control
+from launcher.group import control, watch
 from launcher.group.watch import Job
 from launcher.job.rank_table import RankTable
 from launcher.starters.base import SOME_RANK, Ended, Handle, Launcher, Pipe
@@ -116,6 +116,16 @@ class Play:
         error = {"type": "PeerLostError", "message": f"Rank {peer} ended", "secondary": True, "peer": peer}
         self.streams[rank].send(wire.Message(wire.Kind.ERROR, {**error, "expected": True}, {}))
 
+    def killed(self, rank: int) -> None:
+        """srun says that a rank was killed, which the launcher has taken."""
+        self.handle.say(KILLED.format(rank))
+        assert wait_until(lambda: self.told(rank), 20)
+
+    def told(self, rank: int) -> bool:
+        """Whether the launcher knows how or why a rank ended."""
+        trouble = self.job._found.troubles.get(rank)
+        return trouble is not None and trouble.told
+
     def failure(self) -> str:
         """The first sentence."""
         with pytest.raises((RankFailedError, LaunchError)) as caught:
@@ -136,6 +146,12 @@ def play(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     made = Play(*request.param)
     yield made
     made.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What makes the first cause certain is waited for, however long it takes to come."""
+    monkeypatch.setattr(watch, "GATHER_SECONDS", 30)
 
 
 ALONE, MPIRUN, SRUN = ("local", None, ""), ("mpirun", MpirunHandle, ""), ("slurm", SlurmHandle, "")
@@ -170,15 +186,17 @@ def test_the_end_of_a_rank_comes_after_that_of_one_whose_mpi_missed_it(play: Pla
     assert play.failure().startswith("rank 1 on host h was killed by SIGKILL.")
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("play", [ALONE], indirect=True)
 def test_how_a_rank_ended_comes_after_the_end_of_the_way_to_its_host(play: Play) -> None:
     """As of one that the agent on its host was killed with."""
     play.handle.end(Ended(1, None, "the ssh connection to h ended"))
-    time.sleep(0.2)
+    assert wait_until(lambda: play.told(1), 20)
     play.handle.end(Ended(1, -9))
     assert play.failure().startswith("rank 1 on host h was killed by SIGKILL.")
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("play", "said"),
     [(MPIRUN, SIGNAL), (SRUN, "srun: error: h: task 1: Segmentation fault (core dumped)\n")],
@@ -188,7 +206,7 @@ def test_how_a_rank_ended_comes_after_the_end_of_the_way_to_its_host(play: Play)
 def test_the_rank_that_was_ended_for_another_one_s_sake_is_missed_first(play: Play, said: str) -> None:
     play.gone(0)
     play.handle.say(said)
-    time.sleep(0.1)
+    assert wait_until(lambda: play.told(1), 20)
     play.gone(1)
     assert play.failure().startswith("rank 1 on host h was killed by SIGSEGV.")
 
@@ -210,9 +228,8 @@ KILLED = "srun: error: h: task {}: Killed\n"
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_srun_killed_all_for_a_rank_whose_mpi_missed_one(play: Play, order: Sequence[int]) -> None:
     """And with them the process above the one that was gone, before it could say how that ended."""
-    play.handle.say(MISSED)
+    play.handle.say(MISSED + "".join(KILLED.format(rank) for rank in order))
     for rank in order:
-        play.handle.say(KILLED.format(rank))
         play.gone(rank)
     play.handle.end(Ended(None, 14))
     play.handle.shut()
@@ -220,14 +237,14 @@ def test_srun_killed_all_for_a_rank_whose_mpi_missed_one(play: Play, order: Sequ
     assert play.failure() == expected
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("play", [SRUN], indirect=True)
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_who_saw_a_rank_end_comes_after_srun(play: Play, order: Sequence[int]) -> None:
     play.handle.say(MISSED)
     for rank in order:
-        play.handle.say(KILLED.format(rank))
+        play.killed(rank)
         play.gone(rank)
-    time.sleep(0.2)
     play.handle.end(Ended(1, 0))
     assert play.failure().startswith("rank 1 on host h ended with exit code 0 before it was done")
 
@@ -237,6 +254,62 @@ def test_a_rank_that_was_killed_and_srun_says_so(play: Play) -> None:
     play.handle.say(KILLED.format(1))
     play.gone(1)
     assert play.failure().startswith("rank 1 on host h was killed by SIGKILL.")
+
+
+@pytest.mark.parametrize("play", [SRUN], indirect=True)
+@pytest.mark.parametrize("code", [-11, 0])
+@pytest.mark.parametrize("seen", [True, False], ids=["the kernel says so", "only srun says so"])
+def test_a_rank_crashes_since_it_misses_the_one_that_was_killed(
+    play: Play, code: int, seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if seen:
+        monkeypatch.setattr(play.job._peers[1], "ended", lambda: Ended(1, -9))
+    play.killed(1)
+    play.handle.end(Ended(0, code))
+    play.gone(1)
+    play.gone(0)
+    assert play.failure().startswith(
+        "rank 1 on host h was killed by SIGKILL. Someone killed it, or the kernel"
+    )
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("play", [SRUN], indirect=True)
+@pytest.mark.parametrize("code", [-11, 0])
+def test_a_rank_of_another_host_was_killed_for_one_that_crashed(play: Play, code: int) -> None:
+    """And with it the process above it."""
+    play.job._peers[1].above.pid = 6
+    play.killed(1)
+    play.handle.end(Ended(0, code))
+    play.gone(0)
+    expected = "ended with exit code 0 before" if code == 0 else "was killed by SIGSEGV."
+    assert play.failure().startswith(f"rank 0 on host h {expected}")
+
+
+@pytest.mark.parametrize("play", [SRUN], indirect=True)
+@pytest.mark.parametrize(
+    ("all_killed", "seen"),
+    [(True, True), (False, True), (False, False)],
+    ids=["all, as the kernel says", "one, as the kernel says", "one, as srun says"],
+)
+def test_the_mpi_of_a_rank_missed_the_one_that_was_killed(
+    play: Play, all_killed: bool, seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if seen:
+        monkeypatch.setattr(play.job._peers[1], "ended", lambda: Ended(1, -9))
+    play.handle.say(MISSED)
+    play.killed(1)
+    if all_killed:
+        play.killed(0)
+    else:
+        play.handle.end(Ended(0, 14))
+    for rank in (1, 0):
+        play.gone(rank)
+    play.handle.end(Ended(None, 14))
+    play.handle.shut()
+    assert play.failure().startswith(
+        "rank 1 on host h was killed by SIGKILL. Someone killed it, or the kernel"
+    )
 
 
 @pytest.mark.parametrize("play", [MPIRUN, SRUN], indirect=True, ids=lambda given: given[0])
@@ -276,6 +349,27 @@ def test_a_rank_is_killed_with_the_process_above_it(play: Play, pid: int, status
     assert play.failure().startswith(f"rank 1 on host h {expected}")
 
 
+@pytest.mark.parametrize("play", [MPIRUN], indirect=True)
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("", "ended with exit code 255."),
+        (MPICH.format(7, 9), "is gone, and nothing says why."),
+        ("[mpiexec@h] main (hydra/mpiexec.c:270): process manager error\n", "is gone, and nothing says why."),
+    ],
+    ids=["a rank's", "killed", "lost"],
+)
+def test_mpich_ends_with_255_for_a_rank_or_itself(play: Play, said: str, expected: str) -> None:
+    play.handle._flavour = "mpich"
+    play.gone(1)
+    play.handle.say(said)
+    play.handle.end(Ended(None, 255))
+    play.handle.shut()
+    play.gone(0)
+    assert play.failure().startswith(f"rank 1 on host h {expected}")
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("play", [MPIRUN], indirect=True)
 @pytest.mark.parametrize("pid", [5, 6])
 def test_mpich_has_killed_what_it_tells_of(play: Play, pid: int) -> None:
