@@ -82,7 +82,7 @@ trap 'stop interrupted 130' INT
 trap 'stop terminated 143' TERM
 trap 'stop "hung up: its terminal or session was closed" 129' HUP
 # How surely a rank's end is the cause: one that has said an error may just miss another rank, and so may one
-# that ended with such a code.
+# whose code is that of an error.
 weigh() {{
   grep -qx "said $1" "/proc/$$/fd/5" && echo 0 && return
   case $2 in 1 | 2 | 3 | 75 | 130 | 143) echo 1 ;; *) echo 2 ;; esac

@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.common.mpi_library import PLUGINS
@@ -248,8 +248,8 @@ class SlurmHandle(ProgramHandle):
         return Ended(ranks[0], code, heard=True)
 
     def close(self) -> None:
-        """Ends what ranks have left running, which Slurm does not where it knows processes by their parents and
-        not by cgroups, and gives back an allocation of its own."""
+        """Ends what ranks have left running, which Slurm does not where it knows processes by their parents
+        and not by cgroups, and gives back an allocation of its own."""
         super().close()
         if self._granted is not None:
             self._granted.close()

@@ -27,8 +27,8 @@ from ranks.talk.frame import Kind, head
 
 _ASKED_BYTES = 4096
 _OWN = 0x20000000 if sys.platform == "linux" else 0
-"""waitpid(2), __WNOTHREAD: not the children of other threads, which wait for them themselves. What descendants
-leave is the first thread's."""
+"""waitpid(2), __WNOTHREAD: not the children of other threads, which wait for them themselves. What
+descendants leave is the first thread's."""
 _LEFT_SECONDS = 0.8
 """What the rank has left may take so long to end by itself: less than what started it gives this process."""
 _LOOK_SECONDS = 0.01
@@ -116,8 +116,8 @@ def _frame(kind: Kind, fields: Mapping[str, object]) -> bytes:
 def _end_left() -> None:
     """Ends what the rank has started and not put into a process group of its own, as a shell puts a job.
 
-    By SIGTERM first: multiprocessing's resource tracker ignores it, removes the shared memory that the rank has
-    left, and ends when the others have.
+    By SIGTERM first: multiprocessing's resource tracker ignores it, removes the shared memory that the rank
+    has left, and ends when the others have.
     """
     asked: set[int] = set()
     deadline = time.monotonic() + _LEFT_SECONDS

@@ -160,13 +160,13 @@ def test_run_all_finds_two_ranks_ended(folder: Path, killed: int) -> None:
 @pytest.mark.parametrize("codes", [(7, 9), (9, 1), (1, 3)])
 @pytest.mark.parametrize("said", [None, 0, 1])
 def test_each_silent_rank_is_named(folder: Path, codes: tuple[int, int], said: int | None) -> None:
-    """Of those that have ended when it looks; what a rank has said itself is not said again, whatever its code."""
+    """Of those that have ended when it looks; what a rank has said is not said again."""
     assert shardrun("scripts", "m.onnx", "--ranks", 2, "--output", "job", cwd=folder).returncode == 0
     # The first lets run_all.sh go on when the other has ended too.
     stops = 'kill -STOP "$PPID"; (sleep 0.6; kill -CONT "$1") >/dev/null 2>&1 & '
     for rank, words in enumerate((f'set -- "$PPID"; sleep 0.2; {stops}', "sleep 0.4; ")):
-        words += f"echo said {rank} >&5; " if said == rank else ""
-        (folder / "job" / f"rank_{rank}.sh").write_text(f"#!/bin/sh\n{words}exit {codes[rank]}\n")
+        tells = f"echo said {rank} >&5; " if said == rank else ""
+        (folder / "job" / f"rank_{rank}.sh").write_text(f"#!/bin/sh\n{words}{tells}exit {codes[rank]}\n")
     done = run([folder / "job" / "run_all.sh"], folder)
     silent = [rank for rank in range(2) if rank != said]
     host = os.uname().nodename
@@ -177,7 +177,7 @@ def test_each_silent_rank_is_named(folder: Path, codes: tuple[int, int], said: i
 
 
 def test_an_error_is_said_once(folder: Path) -> None:
-    """Neither of a usage error of a rank's, nor where who read its output has gone, has run_all.sh to say more."""
+    """By the rank, or where who read its output has gone by nobody; run_all.sh adds nothing."""
     assert shardrun("scripts", "m.onnx", "--ranks", 1, "--output", "job", cwd=folder).returncode == 0
     whole = (folder / "job" / "rank_0.sh").read_text()
     (folder / "job" / "rank_0.sh").write_text(f"{whole.rstrip()} --no-such-flag\n")
@@ -187,11 +187,13 @@ def test_an_error_is_said_once(folder: Path) -> None:
     (folder / "job" / "rank_0.sh").write_text(whole)
     reader, writer = os.pipe()
     os.close(reader)
-    with open(writer, "wb") as nobody:
+    try:
         done = subprocess.run(
-            [folder / "job" / "run_all.sh"], env=environment(), stdout=nobody, stderr=subprocess.PIPE,
+            [folder / "job" / "run_all.sh"], env=environment(), stdout=writer, stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL, text=True, timeout=60, check=False,
         )  # fmt: skip
+    finally:
+        os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
 
 

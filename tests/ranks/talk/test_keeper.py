@@ -231,7 +231,7 @@ def test_shared_memory_that_the_rank_leaves_is_removed(told: Told, tmp_path: Pat
 
 
 def test_what_has_ended_is_reaped(told: Told, tmp_path: Path) -> None:
-    """Else each process that the rank has forked twice would stay as a zombie for as long as the rank runs."""
+    """Else what the rank has forked twice would stay as zombies for as long as it runs."""
     script = (
         "import subprocess\n"
         "for _ in range(3):\n"
