@@ -19,6 +19,7 @@ from launcher.common.exits import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
     EXIT_USAGE,
+    note_said,
     prepare_streams,
     report,
 )
@@ -177,6 +178,7 @@ class _Parser(argparse.ArgumentParser):
             # argparse looks for what is missing before it tells of what it does not know.
             message = f"{self._unknown()}{message}"
         shown = without_long_words(one_line(f"{command + ': ' if command else ''}{message}"))
+        note_said()
         self.exit(EXIT_USAGE, f"shardrun: error: {shown} (see `{self.prog} --help`)\n")
 
     def _unknown(self) -> str:

@@ -52,6 +52,7 @@ def report(error: BaseException, where: str = "") -> int:
     if isinstance(error, BrokenPipeError):
         # The reader of our output has gone (`shardrun ... | head`): there is nobody left to tell.
         drop_output()
+        note_said()
         return EXIT_FAILED
     if isinstance(error, OSError) and error.filename is not None:
         return _say(
@@ -129,10 +130,16 @@ def _say(text: str, code: int, *, lines: bool = False) -> int:
     shown = without_long_words(printable(text) if lines else one_line(text))
     with contextlib.suppress(OSError):  # standard error is closed too
         print(f"shardrun: {shown}", file=sys.stderr, flush=True)
+        note_said()
+    return code
+
+
+def note_said() -> None:
+    """Tells run_all.sh, if that started this process, that it need not say why this one ends."""
+    with contextlib.suppress(OSError, ImportError, MemoryError):
         from ranks.common import settings
 
         if settings.RUN_ALL.text():
             from ranks.talk.orphan import say_spoken
 
             say_spoken()
-    return code

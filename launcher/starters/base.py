@@ -79,8 +79,8 @@ class Handle(ABC):
         return None
 
     def settle(self, ranks: Collection[int]) -> None:  # noqa: B027 - most launchers leave nothing open
-        """Closes to other hosts what starting has opened: all ranks, given by their process ids, are there
-        and on this host."""
+        """All ranks, given by their process ids, are there and on this host: closes to other hosts what
+        starting has opened, and notes by what it finds later what they leave running."""
 
     def end_children(self, ranks: Collection[int]) -> None:  # noqa: B027 - most launchers see each rank's end
         """Ends what ranks, given by their process ids, that have ended themselves left running."""

@@ -22,7 +22,7 @@ from launcher.starters import environment as environments
 from launcher.starters.base import SOME_RANK, Ended, Launcher
 from launcher.starters.loopback import family, move_to_loopback
 from launcher.starters.program import ProgramHandle, end_left
-from ranks.common.settings import JOB, SCRATCH
+from ranks.common.settings import SCRATCH
 from ranks.talk.connect import EXIT_ORPHANED
 from ranks.talk.control import SCRATCH_PREFIX
 from sharding.common.limits import shortage
@@ -306,10 +306,8 @@ class MpirunHandle(ProgramHandle):
         """``scratch``: the folder for mpirun's and the ranks' files, which need as many bytes there."""
         self._flavour = flavour
         self._scratch = scratch
-        self._job = f"{JOB.name}={JOB.text(environment)}"
         self._said = ""
         self._reported = self._blamed = False
-        self._groups: set[int] = set()
         super().__init__("mpirun", command, environment)
         if scratch is not None and (free := shutil.disk_usage(scratch).free) < needed:
             self.short = (
@@ -360,19 +358,11 @@ class MpirunHandle(ProgramHandle):
     def settle(self, ranks: Collection[int]) -> None:
         for pid in family(self._process.pid, ranks):
             move_to_loopback(pid)
-        for rank in ranks:  # MPICH's have sessions of their own
-            with contextlib.suppress(ProcessLookupError):
-                self._groups.add(os.getpgid(rank))
-
-    def end_children(self, ranks: Collection[int]) -> None:
-        """See `Handle.end_children`; mpirun, which makes every rank the leader of a process group, would wait
-        for them as long as they hold a rank's output open."""
-        end_left(self._process.pid, self._job, ranks)
+        super().settle(ranks)
 
     def close(self) -> None:
         """Removes mpirun's session folder, which a killed mpirun leaves, and ends what ranks left running."""
         end_left(self._process.pid, self._job)
-        if self._groups:
-            end_left(None, self._job, self._groups)
+        super().close()
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from launcher.starters.base import Ended, Handle, Pipe
+from ranks.common.settings import JOB
 
 
 class ProgramHandle(Handle):
@@ -21,6 +22,8 @@ class ProgramHandle(Handle):
     ) -> None:
         """``kept``: descriptors that the program gets too. Raises `OSError` where it cannot be started."""
         super().__init__()
+        self._job = f"{JOB.name}={JOB.text(environment)}"
+        self._groups: set[int] = set()
         # A session of its own: a Ctrl-C in the terminal reaches the launcher, which ends the program in its
         # own order.
         self._process = subprocess.Popen(
@@ -51,6 +54,24 @@ class ProgramHandle(Handle):
     def _said_by(self, code: int) -> Iterable[Ended]:
         """What the program's own exit code says of ranks."""
         return ()
+
+    def settle(self, ranks: Collection[int]) -> None:
+        """See `Handle.settle`. By the ranks' process groups, which may be in sessions of their own, what they
+        leave is found."""
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                self._groups.add(os.getpgid(rank))
+
+    def end_children(self, ranks: Collection[int]) -> None:
+        """See `Handle.end_children`; the program would wait for them as long as they hold a rank's output
+        open."""
+        self._groups.update(ranks)  # of one that had ended before all were there: most lead a group
+        end_left(None, self._job, self._groups)
+
+    def close(self) -> None:
+        """Ends what ranks of this host have left running, where all ranks are on it."""
+        if self._groups:
+            end_left(None, self._job, self._groups)
 
     def terminate(self) -> None:
         self._process.terminate()

@@ -52,7 +52,7 @@ list=$(mktemp) && exec 5<>"$list" && rm -f -- "$list" || exit 1
 export SHARDRUN_RUN_ALL=$$:5
 exec 3>&2
 hang={hang}
-declare -A pids=()
+pids=() ended=()
 watcher= nap=
 end() {{
   trap '' INT TERM HUP
@@ -81,9 +81,11 @@ stop() {{
 trap 'stop interrupted 130' INT
 trap 'stop terminated 143' TERM
 trap 'stop "hung up: its terminal or session was closed" 129' HUP
-# Whether a rank that ended with this code may have said so itself.
-spoke() {{
-  case $1 in 1 | 2 | 3 | 75 | 130 | 143) ;; *) return 1 ;; esac
+# How surely a rank's end is the cause: one that has said an error may just miss another rank, and so may one
+# whose code is that of an error.
+weigh() {{
+  grep -qx "said $1" "/proc/$$/fd/5" && echo 0 && return
+  case $2 in 1 | 2 | 3 | 75 | 130 | 143) echo 1 ;; *) echo 2 ;; esac
 }}
 # How a rank ended, where it has not said so itself.
 tell() {{
@@ -98,7 +100,7 @@ tell() {{
 watch() {{
   local rank pid state nap= since=()
   # Nothing of it stays, nor keeps open what somebody reads to its end.
-  trap 'kill "$nap" 2>/dev/null; wait "$nap"; exit' TERM
+  trap '[ -n "$nap" ] && kill "$nap" && wait "$nap"; exit' TERM
   for rank in "${{!pids[@]}}"; do since[rank]=0; done
   while kill -0 "$1" 2>/dev/null; do
     for rank in "${{!pids[@]}}"; do
@@ -116,6 +118,7 @@ watch() {{
     sleep 1 3>&- 5>&- &
     nap=$!
     wait "$nap"
+    nap=
   done
 }}
 exec 2>/dev/null # what bash itself says of jobs
@@ -130,9 +133,10 @@ while [ "${{#pids[@]}}" -gt 0 ]; do
   sleep 1 >/dev/null 3>&- 5>&- &
   nap=$!
   wait -n "${{pids[@]}}" "$nap"
-  kill "$nap"
+  # Not one that has been waited for: its number may be another's by now.
+  jobs -rp | grep -qx "$nap" && kill "$nap"
   wait "$nap"
-  failed=
+  nap= failed= ended=()
   for rank in "${{!pids[@]}}"; do
     # A process that is gone has been waited for: its code is kept.
     kill -0 "${{pids[$rank]}}" && continue
@@ -140,13 +144,16 @@ while [ "${{#pids[@]}}" -gt 0 ]; do
     how=$?
     unset "pids[$rank]"
     [ "$how" -eq 0 ] && grep -qx "$rank" "/proc/$$/fd/5" && continue
-    # Of two that have ended by now, one that has said nothing is the cause: the other may just miss it.
-    if [ -z "$failed" ] || {{ spoke "$code" && ! spoke "$how"; }}; then
-      failed=$rank code=$how
+    ended[$rank]=$how
+    weight=$(weigh "$rank" "$how")
+    if [ -z "$failed" ] || [ "$weight" -gt "$most" ]; then
+      failed=$rank code=$how most=$weight
     fi
   done
   if [ -n "$failed" ]; then
     tell "$failed" "$code"
+    unset "ended[$failed]"
+    for rank in "${{!ended[@]}}"; do tell "$rank" "${{ended[$rank]}}"; done
     end
     exit "$((code > 0 ? code : 1))"
   fi

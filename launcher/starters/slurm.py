@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.common.mpi_library import PLUGINS
@@ -24,9 +24,9 @@ from launcher.job.rank_table import make_rank_table
 from launcher.starters import cause, marks, mpirun
 from launcher.starters import environment as environments
 from launcher.starters.base import Ended, Launcher
-from launcher.starters.program import ProgramHandle, end_left
+from launcher.starters.program import ProgramHandle
 from ranks.common import sources
-from ranks.common.settings import CHOSEN, JOB
+from ranks.common.settings import CHOSEN
 from ranks.talk.unix import readable
 from sharding.common.limits import shortage
 from sharding.common.ranges import parse_ranges
@@ -228,8 +228,6 @@ class SlurmHandle(ProgramHandle):
         granted: Granted | None,
     ) -> None:
         self._granted = granted
-        self._job = f"{JOB.name}={JOB.text(environment)}"
-        self._groups: set[int] = set()
         super().__init__("srun", command, environment, kept=(listing,))
 
     def attribute(self, line: str) -> list[tuple[int | None, str]]:
@@ -249,20 +247,10 @@ class SlurmHandle(ProgramHandle):
             return None
         return Ended(ranks[0], code, heard=True)
 
-    def settle(self, ranks: Collection[int]) -> None:
-        """Notes their process groups: where Slurm knows processes by their parents and not by cgroups, it
-        leaves what ranks have started, or waits for it as long as it holds a rank's output open."""
-        for rank in ranks:
-            with contextlib.suppress(ProcessLookupError):
-                self._groups.add(os.getpgid(rank))
-
-    def end_children(self, ranks: Collection[int]) -> None:
-        end_left(None, self._job, self._groups)
-
     def close(self) -> None:
-        """Ends what ranks of this host left running, and gives back an allocation of its own."""
-        if self._groups:
-            end_left(None, self._job, self._groups)
+        """Ends what ranks have left running, which Slurm does not where it knows processes by their parents
+        and not by cgroups, and gives back an allocation of its own."""
+        super().close()
         if self._granted is not None:
             self._granted.close()
 

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -25,6 +26,12 @@ from ranks.talk.connect import adopt_orphans, die_with_parent, open_socket
 from ranks.talk.frame import Kind, head
 
 _ASKED_BYTES = 4096
+_OWN = 0x20000000 if sys.platform == "linux" else 0
+"""waitpid(2), __WNOTHREAD: not the children of other threads, which wait for them themselves. What
+descendants leave is the first thread's."""
+_LEFT_SECONDS = 0.8
+"""What the rank has left may take so long to end by itself: less than what started it gives this process."""
+_LOOK_SECONDS = 0.01
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -37,8 +44,8 @@ def keep(address: str, job: str, rank: int, world_size: int) -> None:
         return
     if child:
         _stay(child, address, job, rank, world_size)
-    # Of a rank that dies the others' MPI often hears before its parent does, and has all killed: so late that
-    # the parent can tell.
+    # The others' MPI often hears of a rank's death before its parent does, and has all processes killed. With
+    # this it waits first, so that the parent has time to tell.
     os.environ.setdefault("OMPI_MCA_opal_abort_delay", "1")  # seconds; whole ones only
 
 
@@ -67,7 +74,9 @@ def _stay(child: int, address: str, job: str, rank: int, world_size: int) -> NoR
         told.sendall(_frame(Kind.HELLO, header))
         threading.Thread(target=_answer, args=(told, child, sending), daemon=True).start()
     while True:
-        _, status = os.waitpid(child, os.WUNTRACED | os.WCONTINUED)
+        ended, status = os.waitpid(-1, os.WUNTRACED | os.WCONTINUED | _OWN)
+        if ended != child:  # what it has left
+            continue
         over = os.WIFEXITED(status) or os.WIFSIGNALED(status)
         fields: dict[str, object] = {"stopped": os.WIFSTOPPED(status)}
         if over:
@@ -105,24 +114,44 @@ def _frame(kind: Kind, fields: Mapping[str, object]) -> bytes:
 
 
 def _end_left() -> None:
-    """Ends what the rank has started and not put into a process group of its own, as a shell puts a job."""
-    with contextlib.suppress(OSError):
-        while children := _children():
-            for child in children:
-                os.kill(child, signal.SIGKILL)
-            for child in children:  # whose own are then ours
-                os.waitpid(child, 0)
+    """Ends what the rank has started and not put into a process group of its own, as a shell puts a job.
+
+    By SIGTERM first: multiprocessing's resource tracker ignores it, removes the shared memory that the rank
+    has left, and ends when the others have.
+    """
+    asked: set[int] = set()
+    deadline = time.monotonic() + _LEFT_SECONDS
+    while children := set(_children()):
+        late = time.monotonic() >= deadline
+        for child in children if late else children - asked:
+            with contextlib.suppress(OSError):
+                os.kill(child, signal.SIGKILL if late else signal.SIGTERM)
+        asked = children
+        time.sleep(_LOOK_SECONDS)
 
 
 def _children() -> list[int]:
+    """Those of this process group that run; the others are reaped, upon which their own are ours."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
     found = []
     for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - an import less
-        with open(f"/proc/self/task/{thread}/children") as children:  # noqa: PTH123 - the same
+        path = f"/proc/self/task/{thread}/children"
+        with contextlib.suppress(OSError), open(path) as children:  # noqa: PTH123 - the same
             found += [int(child) for child in children.read().split()]
-    return [child for child in found if os.getpgid(child) == os.getpgrp()]
+    return [child for child in found if _group(child) == os.getpgrp()]
+
+
+def _group(pid: int) -> int:
+    with contextlib.suppress(ProcessLookupError):
+        return os.getpgid(pid)
+    return -1
 
 
 def _end_alike(code: int) -> NoReturn:
+    for number in _PASSED_ON:  # the rank's number may be another's by now
+        signal.signal(number, signal.SIG_IGN)
     _end_left()
     sys.stdout.flush()
     if code < 0:

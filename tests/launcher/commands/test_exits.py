@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 
 import pytest
 
@@ -36,3 +37,21 @@ def test_a_full_disk_is_not_taken_for_standard_output(capsys: pytest.CaptureFixt
         "shardrun: error: rank 1 on host a: a file cannot be written: No space left on device (run with "
         "--debug to see where)\n"
     )
+
+
+@pytest.mark.parametrize("lacks", [ImportError, MemoryError])
+def test_an_error_is_reported_where_run_all_cannot_be_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lacks: type[Exception]
+) -> None:
+    """No more can be imported: memory is short, say."""
+
+    class Short:
+        def find_spec(self, name: str, *more: object) -> None:
+            if name == "ranks.talk.orphan":
+                raise lacks
+
+    monkeypatch.setenv("SHARDRUN_RUN_ALL", "1:5")
+    monkeypatch.delitem(sys.modules, "ranks.talk.orphan", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Short(), *sys.meta_path])
+    assert report(MemoryError("no more")) == 1
+    assert capsys.readouterr().err.startswith("shardrun: error: MemoryError: no more")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import stat
 import sys
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +29,7 @@ from sharding.common.rank_table import make_rank_table, parse_rank_table
 from tests.elsewhere import need_route, not_ours
 from tests.launcher.cli_tools import save_mlp, shardrun
 from tests.launcher.processes import wait_until
-from tests.left_behind import in_shared_memory, left_in_shared_memory
+from tests.left_behind import holding, in_shared_memory, left_in_shared_memory
 
 AWAY = not_ours(2)
 
@@ -410,3 +412,27 @@ def test_the_exit_code_of_a_rank_whose_mpi_gave_up_is_its_own() -> None:
     assert str(error) == "rank 1 on host b is gone: the MPI of rank 0 lost its connection and ended the job."
     own = cause.launcher_error("mpirun", 14, said, True, cause.Trouble(0, "a"), far=["b"], heard=heard)
     assert str(own).startswith("rank 0 on host a ended with exit code 14.")
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_what_a_rank_with_a_session_of_its_own_leaves_is_ended(tmp_path: Path, noted: bool) -> None:
+    """As MPICH starts them: mpirun would wait for it as long as it holds the rank's output open. ``noted``:
+    the rank was there when all ranks were."""
+    pid, go, mark = tmp_path / "pid", tmp_path / "go", uuid.uuid4().hex
+    words = f"sleep 100 & echo $$ >{pid}; while [ ! -e {go} ]; do sleep 0.01; done"
+    handle = mpirun.MpirunHandle(
+        ["setsid", "--wait", "sh", "-c", words], {**os.environ, "SHARDRUN_JOB": mark}, "mpich", None
+    )
+    try:
+        assert wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"), 10)
+        rank = int(pid.read_text())
+        handle.settle([rank] if noted else [])
+        go.touch()
+        assert wait_until(lambda: [*holding(mark).values()] == ["sleep 100 "], 10)
+        handle.end_children([rank])
+        assert wait_until(lambda: not holding(mark), 10), holding(mark)
+    finally:
+        for left in holding(mark):
+            os.kill(left, signal.SIGKILL)
+        for pipe in handle.pipes:
+            os.close(pipe.descriptor)

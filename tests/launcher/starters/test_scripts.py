@@ -157,6 +157,46 @@ def test_run_all_finds_two_ranks_ended(folder: Path, killed: int) -> None:
     )
 
 
+@pytest.mark.parametrize("codes", [(7, 9), (9, 1), (1, 3)])
+@pytest.mark.parametrize("said", [None, 0, 1])
+def test_each_silent_rank_is_named(folder: Path, codes: tuple[int, int], said: int | None) -> None:
+    """Of those that have ended when it looks; what a rank has said is not said again."""
+    assert shardrun("scripts", "m.onnx", "--ranks", 2, "--output", "job", cwd=folder).returncode == 0
+    # The first lets run_all.sh go on when the other has ended too.
+    stops = 'kill -STOP "$PPID"; (sleep 0.6; kill -CONT "$1") >/dev/null 2>&1 & '
+    for rank, words in enumerate((f'set -- "$PPID"; sleep 0.2; {stops}', "sleep 0.4; ")):
+        tells = f"echo said {rank} >&5; " if said == rank else ""
+        (folder / "job" / f"rank_{rank}.sh").write_text(f"#!/bin/sh\n{words}{tells}exit {codes[rank]}\n")
+    done = run([folder / "job" / "run_all.sh"], folder)
+    silent = [rank for rank in range(2) if rank != said]
+    host = os.uname().nodename
+    assert sorted(done.stderr.splitlines()) == [
+        f"shardrun: error: rank {rank} on host {host} ended with exit code {codes[rank]}." for rank in silent
+    ]
+    assert done.returncode == codes[silent[0]]
+
+
+def test_an_error_is_said_once(folder: Path) -> None:
+    """By the rank, or where who read its output has gone by nobody; run_all.sh adds nothing."""
+    assert shardrun("scripts", "m.onnx", "--ranks", 1, "--output", "job", cwd=folder).returncode == 0
+    whole = (folder / "job" / "rank_0.sh").read_text()
+    (folder / "job" / "rank_0.sh").write_text(f"{whole.rstrip()} --no-such-flag\n")
+    done = run([folder / "job" / "run_all.sh"], folder)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1 and "--no-such-flag" in done.stderr
+    (folder / "job" / "rank_0.sh").write_text(whole)
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [folder / "job" / "run_all.sh"], env=environment(), stdout=writer, stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 @pytest.mark.parametrize("end", ["exit 1", "exit 3", "kill -TERM $$"])
 def test_a_rank_ends_without_a_word(folder: Path, end: str) -> None:
     """Also with a code that a rank ends with which has said why."""

@@ -15,6 +15,7 @@ from launcher.group import control, halted
 from launcher.group.control import Listener
 from launcher.starters.base import Ended
 from tests.launcher.processes import wait_until
+from tests.left_behind import holding
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 60
@@ -197,3 +198,53 @@ def test_what_the_rank_leaves_running_ends_with_it(told: Told, tmp_path: Path) -
     assert process.wait(SECONDS) == 3
     pids = [int(pid) for pid in written.read_text().split()]
     assert len(pids) == 2 and not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_what_the_rank_leaves_running_may_end_by_itself(told: Told, tmp_path: Path) -> None:
+    """By SIGTERM first: what keeps shared memory removes it. One that ignores that is killed."""
+    kept = tmp_path / "kept"
+    script = (
+        "import subprocess\n"
+        f"saves = 'trap \"sleep 0.1; echo saved >{kept}; exit\" TERM; echo; while :; do sleep 0.05; done'\n"
+        "for words in (saves, 'trap \"\" TERM; echo; while :; do sleep 0.05; done'):\n"
+        "    subprocess.Popen(['sh', '-c', words], stdout=subprocess.PIPE).stdout.readline()\n"
+        "os._exit(3)"
+    )
+    process = told.start(tmp_path, script)
+    assert process.wait(SECONDS) == 3
+    assert kept.read_text() == "saved\n"
+    assert not holding(f"SHARDRUN_JOB={told.listener.secret}")
+
+
+def test_shared_memory_that_the_rank_leaves_is_removed(told: Told, tmp_path: Path) -> None:
+    """By multiprocessing's resource tracker, which runs beside it."""
+    written = tmp_path / "name"
+    script = (
+        "from multiprocessing import shared_memory\n"
+        "memory = shared_memory.SharedMemory(create=True, size=64)\n"
+        f"open({str(written)!r}, 'w').write(memory.name)\n"
+        "os._exit(3)"
+    )
+    process = told.start(tmp_path, script)
+    assert process.wait(SECONDS) == 3
+    assert not Path("/dev/shm", written.read_text()).exists()
+
+
+def test_what_has_ended_is_reaped(told: Told, tmp_path: Path) -> None:
+    """Else what the rank has forked twice would stay as zombies for as long as it runs."""
+    script = (
+        "import subprocess\n"
+        "for _ in range(3):\n"
+        "    subprocess.run(['sh', '-c', 'sleep 0.01 &'], check=True)\n"
+        "time.sleep(100)"
+    )
+    process = told.start(tmp_path, script)
+    try:
+        assert wait_until(lambda: told.here, SECONDS)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        asleep = Path(f"/proc/{told.here[0]}/wchan")
+        assert wait_until(lambda: "nanosleep" in asleep.read_text(), SECONDS)
+        assert wait_until(lambda: children.read_text().split() == [str(told.here[0])], SECONDS / 6)
+    finally:
+        process.kill()
+        process.wait()
