@@ -173,13 +173,28 @@ def atan2(b: Builder, node: Node, y: Operand, x: Operand) -> Value:
     """The angle of the point (x, y), in radians from -pi to pi."""
     first, second = (b.floating(item) for item in common(b, node, y, x))
     zero, pi = b.scalar(0, first), b.scalar(np.pi, first)
+    # a point endlessly far in both directions is on a diagonal
+    far = b.op("And", [b.op("IsInf", [item]) for item in (first, second)])
+    first, second = (b.op("Where", [far, b.op("Sign", [item]), item]) for item in (first, second))
     axis = b.op("Equal", [second, zero])
     angle = b.op("Atan", [b.op("Div", [first, b.op("Where", [axis, b.scalar(1, first), second])])])
-    below = b.op("Less", [first, zero])
+    below = signed_below(b, first)
     turned = b.op("Add", [angle, b.op("Where", [below, b.op("Neg", [pi]), pi])])
     angle = b.op("Where", [b.op("Less", [second, zero]), turned, angle])
     upright = b.op("Mul", [b.op("Sign", [first]), b.scalar(np.pi / 2, first)])
-    return b.op("Where", [axis, upright, angle])
+    # 0 itself lies on the side from which both zeros come
+    origin = b.op("Equal", [first, zero])
+    side = b.op("Where", [below, b.op("Neg", [pi]), pi])
+    upright = b.op("Where", [origin, side, upright])
+    right = b.op("And", [origin, b.op("Not", [signed_below(b, second)])])
+    return b.op("Where", [b.op("And", [axis, b.op("Not", [right])]), upright, angle])
+
+
+def signed_below(b: Builder, x: Value) -> Value:
+    """Whether floating-point numbers have a minus, -0.0 too, which only its reciprocal tells."""
+    zero = b.scalar(0, x)
+    inverse = b.op("Div", [b.scalar(1, x), x])
+    return b.op("Or", [b.op("Less", [item, zero]) for item in (x, inverse)])
 
 
 @primitive("AddN", "AccumulateNV2")

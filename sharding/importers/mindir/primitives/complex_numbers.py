@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sharding.common.arrays import Array
+from sharding.importers.mindir.primitives.arithmetic import atan2, signed_below
 from sharding.importers.mindir.primitives.base import (
     ComplexValue,
     Node,
@@ -55,10 +56,10 @@ def converted(
         return known.convert(b, node, *positional, **settings)
     if (own := _FORMS.get(node.op_type)) is not None:
         return own(b, *positional)
-    if (of_angle := _OF_ANGLE.get(node.op_type)) is not None:
+    if node.op_type == "Log":
         (x,) = positional
         assert isinstance(x, ComplexValue)
-        return of_angle(b, _size(b, x), angle(b, node, x))
+        return _logarithm(b, node, x)
     if node.op_type in _SHAPES:
         return known.convert(b, node, *[_part(b, item, False, False) for item in positional], **settings)
     if node.op_type not in _LINEAR:
@@ -148,15 +149,16 @@ def conjugate(b: Builder, x: Value) -> Value:
 @primitive("Angle", of_complex=True)
 def angle(b: Builder, node: Node, x: Value) -> Value:
     """The angle to the positive numbers."""
-    from sharding.importers.mindir.primitives.arithmetic import atan2
-
     if isinstance(x, ComplexValue):
         found = atan2(b, node, x.imaginary, x.real)
         assert isinstance(found, Value)
         return found
     wide = b.computable(x)
-    return b.op("Where", [b.op("Less", [wide, b.scalar(0, wide)]), b.scalar(np.pi, b.floating(x)),
-                          b.scalar(0, b.floating(x))])  # fmt: skip
+    known = b.floating(x)
+    found = b.op(
+        "Where", [b.op("Less", [wide, b.scalar(0, wide)]), b.scalar(np.pi, known), b.scalar(0, known)]
+    )
+    return b.op("Where", [b.op("IsNaN", [wide]), known, found]) if x.dtype.kind == "f" else found
 
 
 @primitive("ComplexAbs", of_complex=True)
@@ -166,7 +168,26 @@ def complex_abs(b: Builder, x: Value) -> Value:
 
 
 def _size(b: Builder, x: Operand) -> Value:
-    one, other = parts_of(b, x)
+    greater, scaled = _scaled(b, *parts_of(b, x))
+    return b.op("Mul", [greater, _hypotenuse(b, *scaled)])
+
+
+def _scaled(b: Builder, one: Value, other: Value) -> tuple[Value, tuple[Value, Value]]:
+    """The greater magnitude of both parts, and the parts divided by it, whose squares neither overflow nor
+    vanish. Beside an endless part, what is finite or no number counts as nothing."""
+    zero, unit = b.scalar(0, one), b.scalar(1, one)
+    endless = [b.op("IsInf", [item]) for item in (one, other)]
+    greater = b.op("Max", [b.op("Abs", [item]) for item in (one, other)])
+    greater = b.op("Where", [b.op("Or", endless), b.scalar(np.inf, one), greater])
+    divisor = b.op("Where", [b.op("Equal", [greater, zero]), unit, greater])
+    parts = []
+    for item, its, others in ((one, *endless), (other, *reversed(endless))):
+        finite = b.op("Where", [b.op("And", [others, b.op("IsNaN", [item])]), zero, item])
+        parts.append(b.op("Where", [its, b.op("Sign", [item]), b.op("Div", [finite, divisor])]))
+    return greater, (parts[0], parts[1])
+
+
+def _hypotenuse(b: Builder, one: Value, other: Value) -> Value:
     squares = [b.op("Mul", [item, item]) for item in (one, other)]
     return b.op("Sqrt", [b.op("Add", squares)])
 
@@ -187,10 +208,22 @@ def _product(b: Builder, x: Operand, y: Operand) -> Value:
 
 def _quotient(b: Builder, x: Operand, y: Operand) -> Value:
     (a, c), (d, e) = parts_of(b, x), parts_of(b, y)
-    below = b.op("Add", [b.op("Mul", [d, d]), b.op("Mul", [e, e])])
-    one = b.op("Add", [b.op("Mul", [a, d]), b.op("Mul", [c, e])])
-    other = b.op("Sub", [b.op("Mul", [c, d]), b.op("Mul", [a, e])])
-    return made(b.op("Div", [one, below]), b.op("Div", [other, below]))
+    # R. Smith's form, in which no square overflows or vanishes
+    sizes = [b.op("Abs", [item]) for item in (d, e)]
+    level = b.op("GreaterOrEqual", sizes)
+    long, short = (b.op("Where", [level, *pair]) for pair in ((d, e), (e, d)))
+    first, second = (b.op("Where", [level, *pair]) for pair in ((a, c), (c, a)))
+    ratio = b.op("Div", [short, long])
+    below = b.op("Add", [b.scalar(1, ratio), b.op("Mul", [ratio, ratio])])
+    one = b.op("Add", [first, b.op("Mul", [second, ratio])])
+    other = b.op("Sub", [second, b.op("Mul", [first, ratio])])
+    other = b.op("Where", [level, other, b.op("Neg", [other])])
+    none = b.op("Equal", [long, b.scalar(0, long)])
+    parts = []
+    for part, whole, size in ((one, a, sizes[0]), (other, c, sizes[1])):
+        shared = b.op("Div", [b.op("Div", [part, below]), long])
+        parts.append(b.op("Where", [none, b.op("Div", [whole, size]), shared]))
+    return made(parts[0], parts[1])
 
 
 def _matrix_product(b: Builder, x: Operand, y: Operand) -> Value:
@@ -201,18 +234,38 @@ def _matrix_product(b: Builder, x: Operand, y: Operand) -> Value:
 
 def _exponential(b: Builder, x: Operand) -> Value:
     one, other = parts_of(b, x)
-    size = b.op("Exp", [one])
-    return made(*(b.op("Mul", [size, b.op(kind, [other])]) for kind in ("Cos", "Sin")))
+    size, zero = b.op("Exp", [one]), b.scalar(0, one)
+    # an endless size keeps its size, and 0 is 0, whatever the angle; a real number stays real
+    wild = b.op("And", [b.op("IsInf", [one]), b.op("IsNaN", [b.op("Sub", [other, other])])])
+    calm = b.op("Where", [wild, zero, other])
+    turned = b.op("Sin", [b.op("Where", [b.op("Less", [one, zero]), calm, other])])
+    imaginary = b.op("Where", [b.op("Equal", [other, zero]), other, b.op("Mul", [size, turned])])
+    return made(b.op("Mul", [size, b.op("Cos", [calm])]), imaginary)
 
 
-def _logarithm(b: Builder, size: Value, turned: Value) -> Value:
-    return made(b.op("Log", [size]), turned)
+def _logarithm(b: Builder, node: Node, x: ComplexValue) -> Value:
+    greater, scaled = _scaled(b, x.real, x.imaginary)
+    size = b.op("Add", [b.op("Log", [item]) for item in (greater, _hypotenuse(b, *scaled))])
+    return made(size, angle(b, node, x))
 
 
-def _root(b: Builder, size: Value, turned: Value) -> Value:
-    half = b.op("Mul", [turned, b.scalar(0.5, turned)])
-    length = b.op("Sqrt", [size])
-    return made(*(b.op("Mul", [length, b.op(kind, [half])]) for kind in ("Cos", "Sin")))
+def _root(b: Builder, x: ComplexValue) -> Value:
+    """The square root. Of a + ci with a >= 0 it is t + c/2t i, t = sqrt((a + |a + ci|) / 2); with a < 0 both
+    parts change places, and the imaginary one has the sign of c, also of a zero."""
+    greater, (a, c) = _scaled(b, x.real, x.imaginary)
+    half, zero = b.scalar(0.5, a), b.scalar(0, a)
+    unit = b.scalar(1, a)
+    length = b.op("Sqrt", [greater])
+    sum_ = b.op("Add", [b.op("Abs", [a]), _hypotenuse(b, a, c)])
+    long = b.op("Sqrt", [b.op("Mul", [sum_, half])])
+    short = b.op("Div", [b.op("Mul", [c, half]), b.op("Where", [b.op("Equal", [long, zero]), unit, long])])
+    none = b.op("Equal", [short, zero])  # times an endless length it stays 0
+    short = b.op("Mul", [short, b.op("Where", [none, unit, length])])
+    short = b.op("Where", [b.op("IsNaN", [x.imaginary]), x.imaginary, short])
+    long = b.op("Mul", [long, length])
+    signed = b.op("Where", [signed_below(b, x.imaginary), b.op("Neg", [long]), long])
+    left = b.op("Less", [x.real, zero])
+    return made(b.op("Where", [left, b.op("Abs", [short]), long]), b.op("Where", [left, signed, short]))
 
 
 def _cast(b: Builder, x: Operand, dtype: Operand = None) -> Operand:
@@ -231,12 +284,11 @@ _FORMS: dict[str, Callable[..., Operand]] = {
     "Square": lambda b, x: _product(b, x, x),
     "Div": _quotient,
     "RealDiv": _quotient,
-    "Reciprocal": lambda b, x: _quotient(b, 1.0, x),
+    "Reciprocal": lambda b, x: _quotient(b, b.scalar(1, parts_of(b, x)[0]), x),
     "MatMulExt": _matrix_product,
     "BatchMatMulExt": _matrix_product,
     "Exp": _exponential,
+    "Sqrt": _root,
     "Cast": _cast,
 }
 """Primitives of complex operands that have a form of their own."""
-_OF_ANGLE: dict[str, Callable[[Builder, Value, Value], Value]] = {"Log": _logarithm, "Sqrt": _root}
-"""Those that follow from a number's distance from 0 and its angle."""

@@ -43,9 +43,14 @@ def cdist(b: Builder, x: Value, y: Value, *, p: float = 2.0) -> Value:
     first, second = (b.floating(item) for item in b.promoted(x, y))
     rows = b.unsqueeze(first, [known_rank(first) - 1])
     columns = b.unsqueeze(second, [known_rank(second) - 2])
+    return _length(b, b.op("Sub", [rows, columns]), p)
+
+
+def _length(b: Builder, x: Value, p: float) -> Value:
+    """The p-norm along the last axis."""
     if p < 0 or np.isnan(p):
-        raise RefusedError(f"p {p} is negative")
-    return norm(b, b.op("Sub", [rows, columns]), p, [-1], False)
+        raise RefusedError(f"p {p} is negative" if p < 0 else "p is no number")
+    return norm(b, x, p, [-1], False)
 
 
 @primitive("Pdist")
@@ -58,7 +63,7 @@ def pdist(b: Builder, x: Value, *, p: float = 2.0) -> Value:
     above = b.op("NonZero", [b.op("Trilu", [square, b.const(1, np.int64)])])
     sides = (b.op("Gather", [above, b.const(side, np.int64)], {"axis": 0}) for side in (0, 1))
     pairs = [b.op("Gather", [wide, side], {"axis": axis}) for side in sides]
-    return norm(b, b.op("Sub", pairs), p, [-1], False)
+    return _length(b, b.op("Sub", pairs), p)
 
 
 @primitive("Renorm")

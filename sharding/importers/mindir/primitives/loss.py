@@ -142,14 +142,18 @@ def multi_margin_loss(
     count = b.dim(wide, known_rank(wide) - 1)
     places = b.unsqueeze(b.cast(target, INT64), [known_rank(target)])
     right = b.op("GatherElements", [wide, places], {"axis": -1})
-    over = b.op("Relu", [b.op("Add", [b.op("Sub", [wide, right]), b.scalar(margin, wide)])])
+    nearer = b.op("Add", [b.op("Sub", [wide, right]), b.scalar(margin, wide)])
+    # the class itself, and what is not above 0, are left out, not multiplied by 0: they may be endless
+    pair = b.const(np.array([1, 0], wide.dtype))
+    others = b.op("OneHot", [b.cast(target, INT64), b.value(count), pair], {"axis": -1})
+    zero = b.scalar(0, wide)
+    counts = b.op("And", [b.op("Greater", [item, zero]) for item in (nearer, others)])
+    over = b.op("Where", [counts, nearer, zero])
     if p == 2:
         over = b.op("Mul", [over, over])
     if isinstance(weight, Value):
         over = b.op("Mul", [over, b.op("Gather", [b.cast(weight, wide.dtype), places])])
-    pair = b.const(np.array([1, 0], wide.dtype))
-    others = b.op("OneHot", [b.cast(target, INT64), b.value(count), pair], {"axis": -1})
-    total = b.op("ReduceSum", [b.op("Mul", [over, others]), b.ints((-1,))], {"keepdims": 0})
+    total = b.op("ReduceSum", [over, b.ints((-1,))], {"keepdims": 0})
     return _reduced(b, b.op("Div", [total, b.cast(b.value(count), wide.dtype)]), reduction)
 
 
@@ -202,4 +206,5 @@ def nll_loss(
     axis = 1 if node.op_type == "NLLLoss2d" else known_rank(safe)
     rows = b.op("GatherElements", [wide, b.unsqueeze(safe, [axis])], {"axis": axis})
     found = b.op("Neg", [b.op("Mul", [b.squeeze(rows, [axis]), shares])])
+    found = b.op("Where", [ignored, b.scalar(0, wide), found])  # the row of class 0 may be endless there
     return _reduced(b, found, reduction, shares), b.op("ReduceSum", [shares], {"keepdims": 0})

@@ -1,8 +1,10 @@
 """Special functions: those of Bessel, the logarithm of the gamma function and its derivative.
 
 The approximations are those of M. Abramowitz and I. Stegun, Handbook of Mathematical Functions (1964), 9.4
-and 9.8, in the form of W. Press et al., Numerical Recipes, 6.5 and 6.6: they are right to 7 digits. All are
-computed in float64, which their large coefficients need.
+and 9.8, in the form of W. Press et al., Numerical Recipes, 6.5 and 6.6; the logarithm of gamma is by C.
+Lanczos's series, its derivative the asymptotic one. All are computed in float64, which their large
+coefficients need, but only the last two have more than the digits of float32. docs/mindir.md says how
+far each may be off.
 """
 
 from __future__ import annotations
@@ -50,9 +52,12 @@ class _Number:
         return self.make("Div", self.of(other), self.value)
 
     def wave(self, kind: str) -> _Number:
-        """Sine or cosine: ONNX Runtime has that of float64 as a sine alone."""
-        moved = self + np.pi / 2 if kind == "Cos" else self
-        return moved.make("Sin", moved.value)
+        """Sine or cosine: ONNX Runtime has that of float64 as a sine alone, and a quarter of a turn added to
+        a large number would be lost."""
+        if kind == "Sin":
+            return self.apply("Sin")
+        half = (self / 2).apply("Sin")
+        return (half * half * 2 - 1).apply("Neg")
 
     def apply(self, kind: str) -> _Number:
         """An operator of one input."""
@@ -69,6 +74,9 @@ class _Number:
         for coefficient in reversed(coefficients[:-1]):
             found = found * self + coefficient
         return found
+
+    def where_equal(self, amount: float, yes: float, no: _Number) -> _Number:
+        return self.make("Where", self.b.op("Equal", [self.value, self.of(amount)]), self.of(yes), no.value)
 
     def where_below(self, bound: float, yes: _Number, no: _Number) -> _Number:
         return self.make("Where", self.b.op("Less", [self.value, self.of(bound)]), yes.value, no.value)
@@ -149,7 +157,7 @@ def _k(x: _Number, order: int, scaled: bool) -> _Number:
         near = near * close.apply("Exp")
     else:
         far = far * distant.apply("Neg").apply("Exp")
-    return x.where_below(_FIRST_FAR_K, near, far)
+    return x.where_equal(0, np.inf, x.where_below(_FIRST_FAR_K, near, far))
 
 
 def _ratio(x: _Number, parts: tuple[Coefficients, Coefficients]) -> _Number:
@@ -183,7 +191,8 @@ def _y(x: _Number, order: int) -> _Number:
     ratio = _ratio(close, _Y_NEAR[order])
     growth = close.apply("Log") * _j(close, order)
     near = ratio * close + (growth - close.under(1.0)) * _PI_HALVES if order else ratio + growth * _PI_HALVES
-    return x.where_below(_FIRST_FAR, near, _far(x, order, ("Sin", "Cos"), 1))
+    found = x.where_below(_FIRST_FAR, near, _far(x, order, ("Sin", "Cos"), 1))
+    return x.where_equal(0, -np.inf, found)
 
 
 _LANCZOS = (0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313,
@@ -201,11 +210,17 @@ def _lgamma(x: _Number) -> _Number:
         series += (mirrored + place).under(coefficient)
     base = mirrored + 7.5
     right = base.apply("Log") * (mirrored + 0.5) - base + series.apply("Log") + 0.5 * np.log(2 * np.pi)
-    left = (x * np.pi).apply("Sin").apply("Abs").apply("Log").apply("Neg") + np.log(np.pi) - right
+    left = (_turn(x) * np.pi).apply("Sin").apply("Abs").apply("Log").apply("Neg") + np.log(np.pi) - right
     whole = x.make("Equal", x.value, x.apply("Floor").value)
     pole = x.make("And", whole.value, x.b.op("Less", [x.value, x.of(0.5)]))
-    found = x.where_below(0.5, left, right)
+    found = x.where_equal(np.inf, np.inf, x.where_below(0.5, left, right))
     return x.make("Where", pole.value, x.of(np.inf), found.value)
+
+
+def _turn(x: _Number) -> _Number:
+    """How far to the nearest whole number, with all digits of a small number and the sign of -0.0."""
+    # the whole number is chosen, not x: ONNX Runtime's Where gives 0.0 for -0.0
+    return x - x.apply("Abs").where_below(0.5, _Number(x.b, x.of(0)), x.apply("Round"))
 
 
 def _digamma(x: _Number) -> _Number:
@@ -218,9 +233,11 @@ def _digamma(x: _Number) -> _Number:
     square = (large * large).under(1.0)
     tail = square.polynomial((0.0, 1 / 12, -1 / 120, 1 / 252, -1 / 240))
     right = large.apply("Log") - large.under(0.5) - tail - steps
-    turn = (x - x.apply("Floor")) * np.pi
+    turn = _turn(x) * np.pi
     left = right - turn.wave("Cos") / turn.apply("Sin") * np.pi
-    return x.where_below(0.5, left, right)
+    whole = x.make("Equal", x.value, x.apply("Floor").value)
+    pole = x.make("And", whole.value, x.b.op("Less", [x.value, x.of(0)]))
+    return x.make("Where", pole.value, x.of(np.nan), x.where_below(0.5, left, right).value)
 
 
 def _converted(b: Builder, x: Value, form: Callable[[_Number], _Number]) -> Value:

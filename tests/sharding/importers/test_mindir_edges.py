@@ -1,0 +1,202 @@
+"""Primitives of MindIR where numbers end: zeros of both signs, whole numbers, the largest, the smallest,
+endless ones and no numbers. Torch answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sharding.errors import ModelError
+from sharding.importers import import_model
+from tests.sharding import graphs
+from tests.sharding.importers.mindir_files import File
+
+torch = pytest.importorskip("torch", reason="torch, which answers, is missing")
+Array = np.ndarray[Any, Any]
+
+
+def run(folder: Path, kind: str, *inputs: Array, parts: bool = False, **attributes: Any) -> Array:
+    """What a primitive gives for arrays; with ``parts`` each two of them are one operand of complex numbers,
+    and so is the answer."""
+    file = File()
+    named = [(f"x{place}", item.dtype.name, item.shape) for place, item in enumerate(inputs)]
+    graph = file.graph("main", *named)
+    operands = [graph[name] for name, _, _ in named]
+    shape = inputs[0].shape
+    if parts:
+        operands = [graph.prim("Complex", *pair) for pair in zip(operands[::2], operands[1::2], strict=True)]
+    found = graph.prim(kind, *operands, types=() if parts else (("float32", shape),), **attributes)
+    dtype = inputs[0].dtype.name
+    graph.gives(graph.prim("ViewAsReal", found, types=((dtype, (*shape, 2)),)) if parts else found)
+    session = graphs.session(import_model(file.save(folder / "edge.mindir")))
+    names = [item.name for item in session.get_inputs()]
+    (answer,) = session.run(None, dict(zip(names, inputs, strict=True)))
+    assert isinstance(answer, np.ndarray)
+    return answer.view(np.result_type(answer, np.complex64))[..., 0] if parts else answer
+
+
+def assert_near(found: Array, wanted: Any) -> None:
+    """To 5e-6 of each; the smallest numbers, of fewer digits, to the last of them."""
+    np.testing.assert_allclose(found, wanted.numpy(), rtol=5e-6, atol=1e-15)
+
+
+EDGES = np.array(
+    [
+        0, -0.0, 1, -1, 2, 0.5, -0.5, -2, -3, -10, 1e-45, -1e-45, 1e-38, -1e-38, 1e-30, -1e-30, -1e-20, 1e-12,
+        -1e-12, 1e-3, -1e-3, -1.5, -2.4, 3.75, 8, -8, 20, 88, 100, -100, -100.5, 1e5, -1e5, 1e10, 1e30, -1e30,
+        3e38, -3e38, np.inf, -np.inf, np.nan,
+    ],
+    np.float32,
+)  # fmt: skip
+SPECIAL = {
+    "Lgamma": torch.lgamma,
+    "Digamma": torch.digamma,
+    "BesselI0": torch.special.i0,
+    "BesselI0e": torch.special.i0e,
+    "BesselI1": torch.special.i1,
+    "BesselI1e": torch.special.i1e,
+    "BesselK0": torch.special.modified_bessel_k0,
+    "BesselK0e": torch.special.scaled_modified_bessel_k0,
+    "BesselK1": torch.special.modified_bessel_k1,
+    "BesselK1e": torch.special.scaled_modified_bessel_k1,
+    "BesselJ0": torch.special.bessel_j0,
+    "BesselJ1": torch.special.bessel_j1,
+    "BesselY0": torch.special.bessel_y0,
+    "BesselY1": torch.special.bessel_y1,
+}
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_special_functions(kind: str, tmp_path: Path) -> None:
+    """Torch computes in float64: in float32 it loses the waves of large numbers."""
+    wanted = SPECIAL[kind](torch.from_numpy(EDGES).double()).float()
+    assert_near(run(tmp_path, kind, EDGES), wanted)
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_special_functions_are_as_near_as_their_page_says(kind: str, tmp_path: Path) -> None:
+    """docs/mindir.md. Of J and Y it is no share of the answer, which has zeros; so have both of gamma."""
+    x = np.linspace(1e-3, 60, 20001).astype(np.float32)
+    wanted = SPECIAL[kind](torch.from_numpy(x).double()).numpy()
+    last = np.spacing(np.abs(wanted).astype(np.float32)).astype(np.float64)
+    share, least = (0, 1e-6) if "J" in kind or "Y" in kind else (5e-7, 0)
+    limit = last + (1e-11 if "gamma" in kind else share * np.abs(wanted) + least)
+    assert np.all(np.abs(run(tmp_path, kind, x) - wanted) <= limit)
+
+
+PARTS = [0, -0.0, 1, -1, 0.5, -2, 1e-30, -1e-30, 1e30, -1e30, 3e38, -3e38, np.inf, -np.inf, np.nan]
+REAL, IMAGINARY = (
+    np.ascontiguousarray(side.ravel()) for side in np.meshgrid(*[np.array(PARTS, np.float32)] * 2)
+)
+COMPLEX = {
+    "Log": torch.log,
+    "Sqrt": torch.sqrt,
+    "Exp": torch.exp,
+    "Reciprocal": torch.reciprocal,
+    "Square": torch.square,
+}
+
+
+@pytest.mark.parametrize("kind", COMPLEX)
+def test_functions_of_complex_numbers(kind: str, tmp_path: Path) -> None:
+    """Both parts apart: numpy takes complex numbers of which one part is none as equal."""
+    wanted = COMPLEX[kind](torch.complex(torch.from_numpy(REAL), torch.from_numpy(IMAGINARY)))
+    found = run(tmp_path, kind, REAL, IMAGINARY, parts=True)
+    assert_near(found.real, wanted.real)
+    assert_near(found.imag, wanted.imag)
+
+
+def test_a_number_of_twice_64_bits_has_a_reciprocal(tmp_path: Path) -> None:
+    real, imaginary = np.array([3.0, 1e200, 0]), np.array([4.0, -1e200, 1e-200])
+    wanted = torch.complex(torch.from_numpy(real), torch.from_numpy(imaginary)).reciprocal()
+    assert_near(run(tmp_path, "Reciprocal", real, imaginary, parts=True) / wanted.numpy(), torch.ones(3))
+
+
+def test_a_root_keeps_the_side_of_a_zero(tmp_path: Path) -> None:
+    found = run(tmp_path, "Sqrt", REAL, IMAGINARY, parts=True)
+    numbers = ~np.isnan(REAL) & ~np.isnan(IMAGINARY)
+    np.testing.assert_array_equal(np.signbit(found.imag)[numbers], np.signbit(IMAGINARY)[numbers])
+
+
+def test_quotients_of_complex_numbers(tmp_path: Path) -> None:
+    """Of finite ones; torch divides them in float64, where nothing overflows on the way."""
+    finite = np.isfinite(REAL) & np.isfinite(IMAGINARY) & ((REAL != 0) | (IMAGINARY != 0))
+    below = REAL[finite], IMAGINARY[finite]
+    above = below[1] / 3 + below[0] / 7, below[0] / 3
+    one, other = (
+        torch.complex(*(torch.from_numpy(part).double() for part in pair)) for pair in (above, below)
+    )
+    found = run(tmp_path, "Div", *above, *below, parts=True)
+    wanted = one / other
+    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "known"), [("Abs", torch.abs), ("Angle", torch.angle)])
+def test_sizes_and_angles_of_complex_numbers(kind: str, known: Any, tmp_path: Path) -> None:
+    file = File()
+    graph = file.graph("main", *((name, "float32", REAL.shape) for name in ("x", "y")))
+    both = graph.prim("Complex", graph["x"], graph["y"])
+    graph.gives(graph.prim(kind, both, types=(("float32", REAL.shape),)))
+    session = graphs.session(import_model(file.save(tmp_path / "of_complex.mindir")))
+    feeds = dict(zip([item.name for item in session.get_inputs()], (REAL, IMAGINARY), strict=True))
+    wanted = known(torch.complex(torch.from_numpy(REAL), torch.from_numpy(IMAGINARY)))
+    assert_near(session.run(None, feeds)[0], wanted)
+
+
+def test_angles_of_points(tmp_path: Path) -> None:
+    wanted = torch.atan2(torch.from_numpy(IMAGINARY), torch.from_numpy(REAL))
+    found = run(tmp_path, "Atan2", IMAGINARY, REAL)
+    assert_near(found, wanted)
+    known = ~np.isnan(found)
+    np.testing.assert_array_equal(np.signbit(found)[known], np.signbit(wanted.numpy())[known])
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_a_margin_to_endless_numbers(p: int, tmp_path: Path) -> None:
+    """MindSpore 2.10 gives 0, 0, inf, 0 and 0 for these too."""
+    inf, nan = np.inf, np.nan
+    rows = np.array([[1, 2, inf], [1, nan, 3], [1, inf, 2], [nan, 1, 2], [-inf, 1, 2.5]], np.float32)
+    classes = np.array([2, 2, 2, 0, 2], np.int32)
+    file = File()
+    graph = file.graph("main", ("x", "float32", rows.shape), ("t", "int32", classes.shape))
+    weight = graph.const(np.ones(3, np.float32))
+    graph.gives(
+        graph.prim(
+            "MultiMarginLoss", graph["x"], graph["t"], weight, types=(("float32", (5,)),),
+            p=p, margin=1.0, reduction="none",
+        )
+    )  # fmt: skip
+    session = graphs.session(import_model(file.save(tmp_path / "margin.mindir")))
+    feeds = dict(zip([item.name for item in session.get_inputs()], (rows, classes), strict=True))
+    wanted = torch.nn.functional.multi_margin_loss(
+        torch.from_numpy(rows), torch.from_numpy(classes).long(), p=p, reduction="none"
+    )
+    assert_near(session.run(None, feeds)[0], wanted)
+
+
+def test_the_loss_of_an_ignored_row_is_0_whatever_its_numbers(tmp_path: Path) -> None:
+    logs, classes = np.array([[-np.inf, -1], [-2, -3]], np.float32), np.array([-100, 1], np.int32)
+    file = File()
+    graph = file.graph("main", ("x", "float32", logs.shape), ("t", "int32", classes.shape))
+    weight = graph.const(np.ones(2, np.float32))
+    both = graph.prim(
+        "NLLLoss", graph["x"], graph["t"], weight, types=(("float32", ()),) * 2,
+        reduction="mean", ignore_index=-100,
+    )  # fmt: skip
+    graph.gives(graph.prim("TupleGetItem", both, graph.const(0), types=(("float32", ()),)))
+    session = graphs.session(import_model(file.save(tmp_path / "ignored.mindir")))
+    feeds = dict(zip([item.name for item in session.get_inputs()], (logs, classes), strict=True))
+    wanted = torch.nn.functional.nll_loss(torch.from_numpy(logs), torch.from_numpy(classes).long())
+    assert_near(session.run(None, feeds)[0], wanted)
+
+
+@pytest.mark.parametrize("kind", ["Pdist", "Cdist"])
+@pytest.mark.parametrize(("p", "why"), [(-1.0, "p -1.0 is negative"), (float("nan"), "p is no number")])
+def test_distances_of_no_norm_are_refused(kind: str, p: float, why: str, tmp_path: Path) -> None:
+    """As MindSpore refuses them where the network is made."""
+    rows = [np.eye(3, dtype=np.float32)] * (2 if kind == "Cdist" else 1)
+    with pytest.raises(ModelError, match=why):
+        run(tmp_path, kind, *rows, p=p)
