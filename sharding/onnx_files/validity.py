@@ -170,7 +170,7 @@ def demand_text(proto: onnx.ModelProto, path: Path) -> None:
 RUNTIME_OWN = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
 """Operators that ONNX Runtime's optimizer writes into the standard domain, whichever version it is of."""
 WITHDRAWN = {"GroupNormalization": range(18, 21)}
-"""Operators and the versions from which ONNX withdrew them; ONNX Runtime runs them in these all the same."""
+"""Operators and the versions in which ONNX withdrew them; ONNX Runtime runs them in these all the same."""
 
 
 def check_nodes(proto: onnx.ModelProto, path: Path) -> None:
@@ -190,11 +190,12 @@ def check_nodes(proto: onnx.ModelProto, path: Path) -> None:
         version = context.opset_imports.get("", 1)
         if node.op_type in RUNTIME_OWN and not onnx.defs.has(node.op_type, version, ""):
             continue
-        if version in WITHDRAWN.get(node.op_type, ()):
-            continue
         what = f"node {node.name or node.op_type!r}"
         try:
-            onnx.checker.check_node(node, context)
+            if version in WITHDRAWN.get(node.op_type, ()):
+                _check_withdrawn(node, version, proto.ir_version)
+            else:
+                onnx.checker.check_node(node, context)
         except Exception as error:  # ValidationError, or UnicodeDecodeError for text that is not UTF-8
             raise ModelError(f"{path} is not valid: {what}: {first_cause(error)}.") from None
         if node.op_type == "GatherND":  # onnx and ONNX Runtime would end the process
@@ -203,3 +204,24 @@ def check_nodes(proto: onnx.ModelProto, path: Path) -> None:
                     raise ModelError(
                         f"{path} is not valid: {what}: batch_dims: expected 0 or more, found {item.i}."
                     )
+        if node.op_type == "GroupNormalization":
+            for item in node.attribute:
+                if item.name == "num_groups" and item.i < 1:
+                    raise ModelError(
+                        f"{path} is not valid: {what}: num_groups: expected 1 or more, found {item.i}."
+                    )
+
+
+def _check_withdrawn(node: onnx.NodeProto, version: int, ir_version: int) -> None:
+    """Checks a node as the version does in which ONNX took its operator up again, which has the same inputs;
+    it may know attributes that the withdrawn one does not."""
+    import onnx
+
+    again = onnx.checker.C.CheckerContext()
+    again.ir_version = ir_version
+    again.opset_imports = {"": WITHDRAWN[node.op_type].stop}
+    onnx.checker.check_node(node, again)
+    known = onnx.defs.get_schema(node.op_type, version).attributes
+    for item in node.attribute:
+        if item.name not in known:
+            raise ValueError(f"Unrecognized attribute: {item.name} for operator {node.op_type}")

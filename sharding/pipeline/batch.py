@@ -25,11 +25,12 @@ import numpy as np
 from sharding.graph.fold import small_constant
 from sharding.graph.symbols import shown_shape
 from sharding.graph.values import shape_of, shown_node
+from sharding.pipeline.equal_lengths import Meeting, meeting_of
 from sharding.pipeline.rows import ROW_RULES, Length, Relation, Rows
-from sharding.reading.declared import contradictions
 from sharding.reading.lengths import Lengths, lengths_of, with_inputs
 from sharding.rules.base import NodeView, Option
 from sharding.rules.common import axes_parameter
+from sharding.rules.flow import FLOW
 from sharding.search.randomness import draws
 from sharding.search.reshard import local_shape
 from sharding.search.steps import Step, steps
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 WAYS = 3
 ROWS = 1031
 """Both primes; more rows than a folded constant has elements, so that both runs fold the same nodes."""
+MAX_CASES = 24
+"""Proofs in one attempt."""
 
 
 def batch_axes(source: Source) -> BatchAxes | str:
@@ -62,17 +65,63 @@ def batch_axes(source: Source) -> BatchAxes | str:
         )
     reason = ""
     for axes in candidates:
-        fits = False
-        for number, lengths in enumerate(lengths_of(source, axes)):
-            if lengths.alike and fits:
-                break  # the model does not ask for equal lengths: what they seem to prove would be chance
-            proof = _Proof(source, axes, lengths)
-            fits = not contradictions(proof.whole.model) if number == 0 else fits
-            found = proof.run()
+        for numbered in lengths_of(source, axes, (WAYS * ROWS,)):
+            for lengths in numbered:
+                found = _Attempt(source, axes).run(lengths)
+                if not isinstance(found, BatchAxes):
+                    break
             if isinstance(found, BatchAxes):
                 return found
             reason = reason or found
     return reason
+
+
+class _Attempt:
+    """Proofs for these axes as the batch: one, or one for each way in which lengths without names that a node
+    wants to be equal may be so."""
+
+    def __init__(self, source: Source, axes: Mapping[str, int]) -> None:
+        self.source, self.axes = source, axes
+        self.left = MAX_CASES
+
+    def run(self, lengths: Lengths) -> BatchAxes | str:
+        self.left -= 1
+        proof = _Proof(self.source, self.axes, lengths)
+        nodes = list(proof.whole.model.graph)
+        if any(node.domain == FLOW for node in nodes):  # a branch that does not run demands nothing
+            return proof.run()
+        met = next(((node, meeting) for node in nodes if (meeting := meeting_of(node)) is not None), None)
+        if met is None:
+            return proof.run()
+        node, meeting = met
+        cases = _cases(meeting, lengths)
+        found: BatchAxes | str = f"{_apart(shown_node(node))}."
+        for case in cases if self.left >= len(cases) else ():
+            found = self.run(case)
+            if not isinstance(found, BatchAxes):
+                break
+        return found
+
+
+def _apart(name: str) -> str:
+    return (
+        f"the shape that {name} gives is not known: lengths of inputs that must be equal may need one name "
+        "(dynamic axes)"
+    )
+
+
+def _cases(meeting: Meeting, lengths: Lengths) -> list[Lengths]:
+    """How two lengths, one of them without a name, may go together; none where that is not known."""
+    one, other = meeting.lengths
+    if one not in lengths.places.values():
+        one, other = other, one
+    if one not in lengths.places.values():
+        return []
+    equal = lengths.equal(one, other)
+    cases = [equal, lengths.equal(one, 1), lengths.equal(other, 1)] if meeting.broadcast else [equal]
+    if None in cases or lengths.equal(other, other) is None:  # that one is fixed, or follows from others
+        return []
+    return [case for case in cases if case is not None]
 
 
 def _candidates(source: Source) -> list[dict[str, int]]:
@@ -172,6 +221,8 @@ class _Proof:
         for option in step.options:
             if self._holds(step, option, relations, others):
                 return list(option.outputs)
+        if any(value.name and shape_of(value) is None for value in step.node.outputs):
+            return [_Unknown(_apart(name))] * count
         return [_Unknown(f"{name} joins rows of the batch, or uses its length as a number")] * count
 
     def _holds(
@@ -264,7 +315,7 @@ def _at(source: Source, axes: Mapping[str, int], rows: int, lengths: Lengths) ->
         shape = shape_of(value)
         if shape is not None:
             sizes[value.name or ""] = found = [
-                lengths.number(length, place) for place, length in enumerate(shape)
+                lengths.number(length, (value.name or "", axis)) for axis, length in enumerate(shape)
             ]
             if value.name in axes:
                 found[axes[value.name or ""]] = rows

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,69 +23,113 @@ if TYPE_CHECKING:
     from sharding.reading.read import Source
 
 PRIMES = (13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
-MORE_PRIMES = (53, 59, 61, 67, 71, 73, 79, 83, 89, 97)
 MAX_SUMS = 12
 MAX_NUMBERS = 16
 """Elements of a constant that is taken for a shape, or bounds."""
 
+Place = tuple[str, int]
+"""An input's name, and one of its axes."""
+
 
 @dataclass(frozen=True)
 class Lengths:
-    """Symbol -> number, and the numbers of axes without a symbol, by their place in a shape."""
+    """Symbol -> number, and the numbers of axes without a symbol, by their place."""
 
     numbers: Mapping[str, int]
     other: int = PRIMES[0]
-    places: Mapping[int, int] = field(default_factory=dict)
-    alike: bool = False
-    """Whether axes without a symbol have one number where they might have several."""
+    places: Mapping[Place, int] = field(default_factory=dict)
 
-    def number(self, length: Dim, place: int = 0) -> int:
+    def number(self, length: Dim, place: Place | None = None) -> int:
         """The number for an axis; exporters write expressions too, such as ``past + 1``."""
+        if place is not None and place in self.places:
+            return self.places[place]
         value = evaluate(shown(length), self.numbers)
-        return self.places.get(place, self.other) if value is None or value < 1 else value
+        return self.other if value is None or value < 1 else value
+
+    def equal(self, one: int, other: int) -> Lengths | None:
+        """These numbers, but what is ``one`` is ``other`` too; None where no axis has that one by itself."""
+        known = {*self.numbers.values(), *self.places.values()}
+        if one not in known:
+            return None
+        return Lengths(
+            {symbol: other if number == one else number for symbol, number in self.numbers.items()},
+            self.other,
+            {place: other if number == one else number for place, number in self.places.items()},
+        )
 
 
-def lengths_of(source: Source, batch: Mapping[str, int]) -> Iterator[Lengths]:
+def lengths_of(
+    source: Source, batch: Mapping[str, int], taken: Iterable[int] = ()
+) -> Iterator[tuple[Lengths, ...]]:
     """Assignments to try: every symbol and every place without one another number, which is no factor of a
-    length or a constant of the model; then one symbol the sum of two others, as the length of a mask is that
-    of the cache and of the new tokens; last, one number for all that have no symbol."""
+    length or a constant of the model, nor of those ``taken``; then one symbol the sum of two others, as the
+    length of a mask is that of the cache and of the new tokens.
+
+    Each comes with a second one, of numbers that lie in another order and at other distances. What holds in
+    one of them alone holds by chance: a length that follows from others may meet a constant of the model.
+    """
     found: dict[str, None] = {}
-    unnamed: dict[int, None] = {}
+    unnamed: dict[Place, None] = {}
     for value in source.model.graph.inputs:
         for axis, length in enumerate(shown_shape(value) or ()):
-            if isinstance(length, str) and batch.get(value.name or "") != axis:
+            if batch.get(value.name or "") == axis:
+                continue
+            if isinstance(length, str):
                 found[length] = None
-            elif length is None and batch.get(value.name or "") != axis:
-                unnamed[axis] = None
+            elif length is None:
+                unnamed[value.name or "", axis] = None
+    if not found and not unnamed:
+        yield (Lengths({}),)
+        return
     plain = [symbol for symbol in found if symbol.isidentifier()]
-    free = itertools.cycle(_free_primes(source.model))
-    numbers = {symbol: next(free) for symbol in plain}
-    places = {axis: next(free) for axis in unnamed}
-    other = next(free)
-    yield Lengths(numbers, other, places)
+    free = _free_primes(source.model, taken)
+    first = list(itertools.islice(free, len(found) + len(unnamed) + 1))
+    sets = []
+    for numbers in (first, _elsewhere(first, free)):
+        own = dict(zip(found, numbers, strict=False))
+        named = {symbol: own[symbol] for symbol in plain}
+        named |= {symbol: own[symbol] for symbol in found if (evaluate(symbol, named) or 0) < 1}
+        sets.append(Lengths(named, numbers[-1], dict(zip(unnamed, numbers[len(found) :], strict=False))))
+    yield tuple(sets)
     triples = (
         (total, a, b)
         for total in reversed(plain)
         for a, b in itertools.combinations([symbol for symbol in plain if symbol != total], 2)
     )
     for total, a, b in itertools.islice(triples, MAX_SUMS):
-        yield Lengths(numbers | {total: numbers[a] + numbers[b]}, other, places)
-    if len(places) > 1:
-        yield Lengths(numbers, other, alike=True)
+        yield tuple(
+            replace(item, numbers={**item.numbers, total: item.numbers[a] + item.numbers[b]}) for item in sets
+        )
 
 
-def _free_primes(model: ir.Model) -> list[int]:
+def _free_primes(model: ir.Model, taken: Iterable[int] = ()) -> Iterator[int]:
     """The primes that no length and no number of a small constant is a multiple of: an axis of such a length
-    is taken for nothing else. All where too few are left."""
+    is taken for nothing else."""
     values = [*model.graph.initializers.values(), *(value for node in model.graph for value in node.outputs)]
-    taken = {axis for value in values for axis in shape_of(value) or () if isinstance(axis, int)}
+    used = {axis for value in values for axis in shape_of(value) or () if isinstance(axis, int)}
+    used.update(taken)
     for value in model.graph.initializers.values():
         known = small_constant(value)
         if known is not None and known.dtype.kind == "i" and known.size <= MAX_NUMBERS:
-            taken.update(known.reshape(-1).tolist())
-    taken.discard(0)
-    free = [prime for prime in (*PRIMES, *MORE_PRIMES) if all(number % prime for number in taken)]
-    return free if len(free) >= len(PRIMES) else [*PRIMES, *MORE_PRIMES]
+            used.update(known.reshape(-1).tolist())
+    used.discard(0)
+    for number in itertools.count(PRIMES[0], 2):
+        prime = all(number % factor for factor in range(3, math.isqrt(number) + 1, 2))
+        if prime and all(other % number for other in used):
+            yield number
+
+
+def _elsewhere(first: Sequence[int], free: Iterator[int]) -> list[int]:
+    """As many further numbers, the largest first, no two at the distance that they have in ``first``."""
+    found: list[int] = []
+    for number in free:
+        if len(found) == len(first):
+            break
+        place = len(first) - 1 - len(found)
+        apart = [abs(first[place] - first[len(first) - 1 - other]) for other in range(len(found))]
+        if all(number - other != distance for other, distance in zip(found, apart, strict=True)):
+            found.append(number)
+    return found[::-1]
 
 
 def with_inputs(

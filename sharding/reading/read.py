@@ -23,6 +23,7 @@ from sharding.onnx_files.validity import check, check_nodes, first_cause
 from sharding.reading.bodies import open_bodies
 from sharding.reading.control_flow import fold_branches, lift_weights
 from sharding.reading.declared import confirm, forget
+from sharding.reading.groups import check_groups
 from sharding.reading.shapes import infer, part_merged_axes
 from sharding.rewrite.folded_weights import fold_weights
 from sharding.rewrite.joined_directions import join_directions
@@ -82,6 +83,7 @@ def read_model(path: str | Path, key: Key | None = None) -> Source:
             infer(model, path)
         if not fold_branches(model) and not open_bodies(model, path):
             break  # else what a body held may now be known better
+    check_groups(model, path)
     join_directions(model.graph, model.opset_imports.get("", 1))
     part_merged_axes(model)
     made_of = fold_weights(model, path)

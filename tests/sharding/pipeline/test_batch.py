@@ -64,6 +64,23 @@ APART = {
         {"x": 0, "mask": 0},
         {"y": 0},
     ),
+    "columns without a name that are rows of the other": (
+        "(float[n, 4, ?] x, float[n, ?, 6] y) => (float[n, 4, 6] z) { z = MatMul(x, y) }",
+        {"x": 0, "y": 0},
+        {"z": 0},
+    ),
+    "two products of lengths without names": (
+        """(float[n, ?, 4] q, float[n, 4, ?] k, float[n, ?, 4] v) => (float[n, a, 4] z) {
+           s = MatMul(q, k) p = Softmax(s) z = MatMul(p, v) }""",
+        {"q": 0, "k": 0, "v": 0},
+        {"z": 0},
+    ),
+    "joined lengths without names": (
+        """(float[n, 4, ?] x, float[n, ?, 4] y) => (float[n, 8, p] z) {
+           t = Transpose<perm = [0, 2, 1]>(y) z = Concat<axis = 1>(x, t) }""",
+        {"x": 0, "y": 0},
+        {"z": 0},
+    ),
     "repeated to the batch": (
         """(float[n, 4] x) => (float[n, 4] y) {
            s = Shape(x) one = Constant<value = float[1, 4] {1.0, 2.0, 3.0, 4.0}>()
@@ -225,6 +242,53 @@ def test_what_joins_rows_is_named(tmp_path: Path, text: str, culprit: str) -> No
     assert isinstance(found, str) and culprit in found
     with pytest.raises(SliceError, match="data parallelism would cut the batch, but output"):
         sharding.plan_model(path, 2, options=SliceOptions(strategy="data"))
+
+
+STRIDE = """f = Reshape(x, rest) l = Shape(m) N = Gather(l, zero) r = Range(zero, N, one) {k}
+  o = Mul(r, k) z = Gather<axis = 0>(f, o)"""
+NUMBERS = """rest = Constant<value = int64[2] {-1, 4}>() zero = Constant<value = int64 {0}>()
+  one = Constant<value = int64 {1}>() two = Constant<value = int64 {2}>()"""
+MANY = ", ".join(f"float[n, s{index}] x{index}" for index in range(19))
+BY_CHANCE = {
+    "lengths without names at one place": ("float[n, ?, 4] x, float[n, ?] m", "k = Gather(l, one)"),
+    "names that are no identifiers": (
+        'float[n, "DynamicDimension.1", 4] x, float[n, 5, "DynamicDimension.2"] m',
+        "k = Gather(l, two)",
+    ),
+    "many lengths": (f"float[n, a, 4] x, {MANY}, float[n, c] m", "k = Gather(l, one)"),
+    "lengths that others do not want to be equal": (
+        "float[n, ?, 4] x, float[n, 5, ?] m, float[n, 4, ?] u, float[n, ?, 4] v",
+        "v0 = Transpose<perm = [0, 2, 1]>(u) w = Add(v0, v) k = Gather(l, two)",
+    ),
+    "a length that may be repeated": (
+        "float[n, ?, 4] x, float[n, ?, 4] m",
+        "w = Add(x, m) k = Gather(l, one)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("inputs", "stride"), BY_CHANCE.values(), ids=BY_CHANCE.keys())
+def test_a_stride_is_not_the_length_of_a_row_by_chance(tmp_path: Path, inputs: str, stride: str) -> None:
+    """Only where all numbers that a length may be are the other's too are rows gathered by their numbers."""
+    more = ", float[n, q, 4] w" if " w =" in stride else ""
+    nodes = STRIDE.format(k=stride)
+    found = _found(tmp_path, f"g ({inputs}) => (float[n, 4] z{more}) {{ {NUMBERS} {nodes} }}")
+    assert isinstance(found, str) and "Gather" in found
+
+
+def test_a_length_that_follows_from_others_is_no_constant_by_chance(tmp_path: Path) -> None:
+    nodes = STRIDE.format(k="k = Constant<value = int64 {14}>()").replace("(x,", "(longer,")
+    text = f"""g (float[n, a, 4] x, float[n, 5] m) => (float[n, 4] z) {{ {NUMBERS}
+      from = Constant<value = int64[1] {{0}}>() to = Constant<value = int64[1] {{1}}>()
+      c = Slice(x, from, to, to) longer = Concat<axis = 1>(x, c) {nodes} }}"""
+    found = _found(tmp_path, text)
+    assert isinstance(found, str) and "Gather" in found
+
+
+def test_lengths_that_do_not_go_together_are_said_to_be_so(tmp_path: Path) -> None:
+    text = "g (float[n, 4] x, float[m, 4] y) => (float[n, 4] z) { z = Add(x, y) }"
+    found = _found(tmp_path, text)
+    assert isinstance(found, str) and "Add" in found and "must be equal" in found
 
 
 def test_a_fixed_batch_is_not_cut(tmp_path: Path) -> None:
