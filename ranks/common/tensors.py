@@ -152,27 +152,33 @@ def as_text(array: Array, what: str) -> Array:
     return shaped
 
 
-def order_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Array]) -> list[Array]:
+def checked_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Array]) -> dict[str, Array]:
     """The feeds in the order of the inputs, each one checked and C-contiguous.
 
     Raises `ShardrunError` with one sentence that names the input, what was expected and what was found.
     """
-    arrays = []
+    checked = {}
     for spec in specs:
+        name = spec.name
         try:
-            array = feeds[spec.name]
+            array = feeds[name]
         except KeyError:
             raise ShardrunError(
                 f"Input {spec.name!r} is missing: the model expects {_listing(specs)}, but was given "
                 f"{', '.join(map(repr, feeds)) or 'nothing'}."
             ) from None
-        arrays.append(_checked(spec, array))
+        checked[name] = _checked(spec, array)
     if len(feeds) > len(specs):
         known = {spec.name for spec in specs}
         unknown = next(name for name in feeds if name not in known)
         hint = did_you_mean(unknown, known) or "."
         raise ShardrunError(f"The model has no input {unknown!r}; it expects {_listing(specs)}{hint}")
-    return arrays
+    return checked
+
+
+def order_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Array]) -> list[Array]:
+    """As `checked_feeds`, without the names."""
+    return list(checked_feeds(specs, feeds).values())
 
 
 def _checked(spec: TensorSpec, array: Array) -> Array:

@@ -194,9 +194,8 @@ class Model(OneProcess):
         arrays of the caller's own, are filled and returned instead of new tensors. What is no tensor (a
         sequence, a map) goes in and comes out as a list or dict, as ONNX Runtime has it.
 
-        Raises `TypeError` for arguments of another type, and a `RuntimeError` (that is a `ShardrunError` too)
-        where the model was not built, an input or an array given for an output does not fit, or inference
-        fails.
+        Raises `TypeError` for arguments of another type, and a `RuntimeError` (a `ShardrunError` too) where
+        the model was not built, an input or an array given for an output does not fit, or inference fails.
         """
         if type(inputs) is not list:
             inputs, outputs = one_by_one(inputs, outputs, further)
@@ -219,8 +218,9 @@ class Model(OneProcess):
         for index, given in enumerate(inputs):
             if isinstance(given, Tensor):
                 array = self._zeros(index, given) if given._array is None else given._array
-                fits = built.axes[index] in {None, array.ndim}
-                feeds[names[index]] = array if fits else in_shape(array, self._shapes[index])
+                if (axes := built.axes[index]) is not None and array.ndim != axes:
+                    array = in_shape(array, self._shapes[index])
+                feeds[names[index]] = array
             elif isinstance(given, np.ndarray) or not built.inputs[index].is_tensor:
                 feeds[names[index]] = given
             else:

@@ -14,7 +14,7 @@ import onnxruntime as ort
 from ranks.cache import locks
 from ranks.common import forks
 from ranks.common.pulse import by_device, work
-from ranks.common.tensors import TensorSpec, order_feeds
+from ranks.common.tensors import TensorSpec, checked_feeds
 from ranks.errors import ModelError, ShardrunError, WeightsError
 from ranks.models import model_file
 from ranks.sessions.session import reason
@@ -85,7 +85,6 @@ class RankModel:
         self.path = path
         self.given = path  # or the file that it was made of, which errors name
         self.inputs = interface.inputs
-        self._names = [spec.name for spec in interface.inputs]
         self.outputs = interface.outputs
         self.optional_inputs = list(interface.optional)
         self._defaults = interface.defaults
@@ -113,24 +112,21 @@ class RankModel:
         Raises `ShardrunError` for feeds that do not fit the inputs, `ModelError` where ONNX Runtime cannot
         compute, and the communicator's errors.
         """
-        return by_device(lambda: self._run(feeds)) if self.on_device else self._run(feeds)
-
-    def _run(self, feeds: Mapping[str, Array]) -> list[Array]:
         # What runs for each prediction calls as little as it can: that is a part of a tiny model's time.
-        names, specs = self._names, self.inputs
+        specs = self.inputs
         if self.optional_inputs:
             feeds = {**self._defaults, **feeds}
             specs = self._fed(feeds)
-            names = [spec.name for spec in specs]
-        arrays = order_feeds(specs, feeds)
+        given: Mapping[str, Array | ort.OrtValue] = (checked := checked_feeds(specs, feeds))
         session, idle = self._session, self.idle  # another thread may close the model meanwhile
         if session is not None:
-            given: dict[str, Array | ort.OrtValue] = dict(zip(names, arrays, strict=True))
             if self._weights is not None:
-                given.update(self._weights.snapshot().feeds)
+                given = {**checked, **self._weights.snapshot().feeds}
             if idle is not None:
                 idle.begin()
             try:
+                if self.on_device:
+                    return list(by_device(lambda: session.run(None, given)))
                 return list(session.run(None, given))
             except Exception as error:
                 raise ModelError(f"ONNX Runtime could not run {self.given}: {reason(error)}") from None
@@ -138,12 +134,13 @@ class RankModel:
                 if idle is not None:
                     idle.end()
         with self._lock:
-            if self._program is None:
+            program, arrays = self._program, list(checked.values())
+            if program is None:
                 raise ShardrunError(f"The model {self.given} is closed.")
             if idle is not None:
                 idle.begin()
             try:
-                return self._program.run(arrays)
+                return by_device(lambda: program.run(arrays)) if self.on_device else program.run(arrays)
             finally:
                 if idle is not None:
                     idle.end()
