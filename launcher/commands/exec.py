@@ -68,7 +68,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _on_ranks(args: argparse.Namespace) -> int:
-
     from launcher.common.exits import report
     from launcher.common.report import progress
     from launcher.group.starting import run_program

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import ShardrunError
 from launcher.group.serving.series import check_ahead, in_order, in_order_async
-from ranks.common.tensors import TensorSpec, order_feeds, unlike
+from ranks.common.tensors import TensorSpec, checked_feeds, unlike
 
 if TYPE_CHECKING:
     from launcher.generation.generate import Generation
@@ -122,11 +122,11 @@ class ReadyModel(ABC):
             )
         self._check_open()
         specs = self.inputs + [spec for spec in self.optional_inputs if spec.name in feeds]
-        arrays = order_feeds(specs, feeds)
-        self._note_symbols(specs, arrays)
-        return {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
+        checked = checked_feeds(specs, feeds)
+        self._note_symbols(specs, checked.values())
+        return checked
 
-    def _note_symbols(self, specs: Sequence[TensorSpec], arrays: Sequence[Array]) -> None:
+    def _note_symbols(self, specs: Sequence[TensorSpec], arrays: Iterable[Array]) -> None:
         """Says once where one symbol stands for two lengths: it runs, but seldom is it meant."""
         if self._noted or not log.isEnabledFor(logging.INFO):
             return

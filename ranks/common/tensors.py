@@ -176,11 +176,6 @@ def checked_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Array]) -> di
     return checked
 
 
-def order_feeds(specs: Sequence[TensorSpec], feeds: Mapping[str, Array]) -> list[Array]:
-    """As `checked_feeds`, without the names."""
-    return list(checked_feeds(specs, feeds).values())
-
-
 def _checked(spec: TensorSpec, array: Array) -> Array:
     if not spec.is_tensor:
         return array

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ranks.common.tensors import TensorSpec, order_feeds
+from ranks.common.tensors import TensorSpec, checked_feeds
 from ranks.errors import ShardrunError
 from ranks.state.feeds import MASKS, ONE_LENGTH, POSITIONS, size
 from sharding.slices.state import StatePair
@@ -140,8 +140,7 @@ class Session:
                 f"The state {late[0]!r} is kept by the session: only its first step may give it."
             )
         specs = [*known.required, *(spec for spec in known.others if spec.name in feeds)]
-        arrays = order_feeds(specs, feeds)
-        tensors = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
+        tensors = checked_feeds(specs, feeds)
         try:
             results = self._host.step(self._number, tensors, ask)
         except ShardrunError:

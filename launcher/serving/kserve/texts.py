@@ -22,7 +22,7 @@ from launcher.serving.openai.asked import asked_of
 from launcher.serving.openai.fields import MODEL, USER
 from launcher.serving.refusals import RefusalError
 from launcher.serving.text_model import finished
-from ranks.common.tensors import OBJECT, TensorSpec, order_feeds
+from ranks.common.tensors import OBJECT, TensorSpec, checked_feeds
 
 if TYPE_CHECKING:
     from launcher.generation.options import GenerateOptions
@@ -65,7 +65,7 @@ class TextQuestion:
 def asked(model: TextModel, feeds: Mapping[str, Array]) -> TextQuestion:
     """What tensors ask for. Raises `RefusalError`, and `ShardrunError` for tensors that do not fit."""
     given = [*_NEEDED, *(spec for spec in _OPTIONAL if spec.name in feeds)]
-    values = dict(zip((spec.name for spec in given), order_feeds(given, feeds), strict=True))
+    values = checked_feeds(given, feeds)
     prompt, stream = str(values[PROMPT][0]), STREAM in values and bool(values[STREAM][0])
     sampling = object_of(str(values[SAMPLING][0]).encode()) if SAMPLING in values else {}
     if wrong := sorted(_ELSEWHERE & sampling.keys()):

@@ -24,7 +24,7 @@ from launcher.serving.metrics import Metrics
 from launcher.serving.opening import Offer
 from launcher.serving.options import ModelOptions
 from launcher.serving.tensor_model import Request, TensorModel
-from ranks.common.tensors import TensorSpec, order_feeds
+from ranks.common.tensors import TensorSpec, checked_feeds
 from tests.launcher.serving.running import Running, running
 from tests.sharding import graphs
 
@@ -160,7 +160,7 @@ class Given:
     optional_inputs: list[TensorSpec] = field(default_factory=list)
 
     def predict(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        order_feeds(self.inputs, given)
+        checked_feeds(self.inputs, given)
         return {"y": np.asarray(given["mask"]).max(axis=1)}
 
 
