@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -31,3 +32,18 @@ def in_shared_memory() -> set[str]:
 def left_in_shared_memory(before: set[str]) -> set[str]:
     """What is new there and told to no living process: what another job uses, its ranks have been told."""
     return {name for name in in_shared_memory() - before if not holding(name)}
+
+
+def open_descriptors() -> dict[str, str]:
+    """This process's open files by their number."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of the listing
+            found[entry.name] = str(entry.readlink())
+    return found
+
+
+def left_open(before: dict[str, str]) -> dict[str, str]:
+    """What is open now and was not before. A count would be wrong: what earlier tests left to the collector
+    and to threads may be closed meanwhile."""
+    return {number: what for number, what in open_descriptors().items() if before.get(number) != what}

@@ -27,6 +27,7 @@ from sharding.common import limits
 from sharding.common.ranges import parse_ranges
 from tests.launcher import slices
 from tests.launcher.processes import ROOT, Runner, wait_until
+from tests.left_behind import left_open, open_descriptors
 
 
 @pytest.fixture(scope="module", params=["local", "mpirun"])
@@ -479,14 +480,10 @@ def test_a_closed_group_leaves_no_descriptor_open(two_slices: Path, launcher: st
     gc.collect()
     gc.disable()
     try:
-        before = descriptors()
+        before = open_descriptors()
         with start(two_slices, launcher=launcher) as group:
-            assert descriptors() > before
-        assert wait_until(lambda: descriptors() <= before, 20)  # a thread's own come a little later
+            assert left_open(before)
+        assert wait_until(lambda: not left_open(before), 20)  # a thread's own come a little later
         del group
     finally:
         gc.enable()
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))

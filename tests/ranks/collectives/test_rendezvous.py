@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -24,6 +23,7 @@ from ranks.collectives.meeting import meet
 from ranks.collectives.rendezvous import Rendezvous
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from ranks.identity.place import Identity
+from tests.left_behind import left_open, open_descriptors
 from tests.ranks.threads import until
 
 PATIENCE = 30.0
@@ -54,10 +54,6 @@ def everyone(pool: ThreadPoolExecutor, job: str, size: int) -> list[Rendezvous]:
     return [future.result(PATIENCE) for future in [join(pool, job, rank, size) for rank in range(size)]]
 
 
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_exchange_gives_everyone_everything(pool: ThreadPoolExecutor, job: str, size: int) -> None:
     before = open_descriptors()
@@ -81,7 +77,7 @@ def test_exchange_gives_everyone_everything(pool: ThreadPoolExecutor, job: str, 
     for ends in pipes:
         for end in ends:
             os.close(end)
-    assert open_descriptors() == before
+    assert not left_open(before)
 
 
 def test_late_ranks_are_waited_for(pool: ThreadPoolExecutor, job: str) -> None:
@@ -108,7 +104,7 @@ def test_missing_ranks_are_named_on_every_rank(pool: ThreadPoolExecutor, job: st
             future.result(PATIENCE)
     with pytest.raises(CollectiveTimeoutError):
         futures[0].result(PATIENCE)
-    assert open_descriptors() == before
+    assert not left_open(before)
 
 
 def test_without_rank_0(job: str) -> None:
@@ -183,7 +179,7 @@ def test_strangers_do_not_disturb(pool: ThreadPoolExecutor, job: str) -> None:
         future.result(PATIENCE).close()
     for connection in silent:
         connection.close()
-    assert open_descriptors() == before
+    assert not left_open(before)
 
 
 def dropped(connections: list[socket.socket]) -> int:
@@ -202,7 +198,7 @@ def test_silent_connections_do_not_use_up_what_ranks_need(pool: ThreadPoolExecut
     assert dropped(silent) == 200  # at the latest when all have joined
     for one in silent:
         one.close()
-    assert open_descriptors() <= before
+    assert not left_open(before)
 
 
 @pytest.mark.parametrize("rank", [-1, 2, "1", None, True, 1.0, [1]])
@@ -250,7 +246,7 @@ def test_a_rank_that_ends_while_the_ranks_join(pool: ThreadPoolExecutor, job: st
         while packet := third.recv(4096):
             heard += packet
     assert re.search(rb"Rank 1 .*ended", heard), heard
-    assert open_descriptors() == before
+    assert not left_open(before)
 
 
 def other_process(job: str, rank: int, size: int, then: str) -> subprocess.Popen[str]:

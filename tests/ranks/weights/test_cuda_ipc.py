@@ -29,6 +29,7 @@ from ranks.devices.cuda_driver import CudaError, Driver
 from ranks.errors import DeviceError, WeightsError
 from ranks.weights.device import copies, cuda_ipc, device_model, on_device
 from ranks.weights.device.device_model import DeviceWeights, export_device_weights, open_device_weights
+from tests.left_behind import left_open, open_descriptors
 from tests.ranks.api_models import linear
 from tests.ranks.fake_cuda import CONFIG, FakeDriver, library
 from tests.sharding import graphs
@@ -296,12 +297,12 @@ def test_a_call_fails_while_exporting(
     kind: str, name: str, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = FakeDriver()
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_descriptors()
     monkeypatch.setenv("FAKE_CUDA_FAIL", name)
     with pytest.raises(CudaError, match=f"the CUDA driver's {name} failed: CUDA_ERROR_UNKNOWN"):
         export_device_weights(path, CONFIG, tmp_path / "device", driver)
     assert driver.live == 0
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not left_open(before)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from ranks.run import executor
 from ranks.weights.shared import client
 from ranks.weights.updated.memory import MOST_FILES
 from ranks.weights.updated.variable import VariableWeights
+from tests.left_behind import left_open, open_descriptors
 from tests.ranks.common.test_pool import until
 from tests.ranks.threads import works_in_child
 from tests.ranks.variable_models import CASES, Array, Case, error, numbers, oracle, others, replaced
@@ -41,9 +42,14 @@ CASE = Case(
 FEEDS = {"x": numbers(2, 4, seed=8)}
 
 
-def open_files() -> int:
+def others_of(files: list[int]) -> dict[str, str]:
+    """All that is open but ``files``."""
+    return {number: what for number, what in open_descriptors().items() if int(number) not in files}
+
+
+def new(before: dict[str, str]) -> dict[str, str]:
     gc.collect()
-    return len(list(Path("/proc/self/fd").iterdir()))
+    return left_open(before)
 
 
 @pytest.fixture
@@ -134,7 +140,7 @@ def test_nobody_can_write_or_shorten(path: Path) -> None:
 
 def test_updates_are_many_and_files_few(pair: Any, path: Path, tmp_path: Path) -> None:
     owner, guest, _ = pair
-    now, before = path, open_files()
+    now, before = path, open_descriptors()
     for version in range(1, 60):
         values = {name: others(CASE, version)[name] for name in (CASE.variable[version % 3],)}
         owner.update_weights(values)
@@ -142,7 +148,7 @@ def test_updates_are_many_and_files_few(pair: Any, path: Path, tmp_path: Path) -
             guest.run(FEEDS)
         now = replaced(now, values, tmp_path / "now.onnx")
     assert error(guest.run(FEEDS), oracle(now, FEEDS)) <= 1e-5
-    assert open_files() <= before + 2 * MOST_FILES
+    assert len(new(before)) <= 2 * MOST_FILES
 
 
 def test_many_weights_share_few_files(tmp_path: Path) -> None:
@@ -258,13 +264,13 @@ def test_hostile_descriptions(change: Callable[[Any], None], words: str, path: P
     owner, guest = (executor.load(path, variable_weights=CASE.variable) for _ in range(2))
     weights_of(owner).snapshot()
     description, files = through_json(weights_of(owner))
-    before = open_files() - len(files)
+    before = others_of(files)
     change(description)
     with pytest.raises(WeightsError) as caught:
         weights_of(guest).attach(description, files, lambda: (description, []))
     assert words in str(caught.value)
     del caught  # with what its frames hold
-    assert open_files() == before, "every file that came is closed"
+    assert not new(before), "every file that came is closed"
     assert error(guest.run(FEEDS), oracle(path, FEEDS)) <= 1e-5, "and the model goes on with its own"
 
 
@@ -276,11 +282,11 @@ def test_memory_that_is_not_sealed(path: Path, tmp_path: Path) -> None:
         (tmp_path / "plain").write_bytes(bytes(1 << 16))
         with (tmp_path / "plain").open("rb") as plain:
             os.dup2(plain.fileno(), files[place])
-        before = open_files() - len(files)
+        before = others_of(files)
         with pytest.raises(WeightsError, match="sealed") as caught:
             weights_of(guest).attach(description, files, lambda: ({}, []))
         del caught
-        assert open_files() == before
+        assert not new(before)
     with pytest.raises(WeightsError, match="no files"):
         weights_of(guest).attach({}, [], lambda: ({}, []))
 

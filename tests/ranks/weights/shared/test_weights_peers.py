@@ -17,6 +17,7 @@ from ranks.errors import ModelError, WeightsError
 from ranks.weights.shared import client, handle, peers, protocol, server, sharing
 from ranks.weights.shared.peers import Guests, Status
 from ranks.weights.shared.request import Attach
+from tests.left_behind import left_open, open_descriptors
 
 
 @pytest.fixture
@@ -95,19 +96,9 @@ def test_a_process_is_checked_again_when_it_has_proved_to_know_the_handle(
 
 @pytest.fixture
 def _nothing_leaks() -> Iterator[None]:
-    before = _open()
+    before = open_descriptors()
     yield
-    assert _open() == before
-
-
-def _open() -> dict[str, str]:
-    found = {}
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            found[entry.name] = str(entry.readlink())
-        except OSError:  # that of the listing
-            continue
-    return found
+    assert not left_open(before)
 
 
 def _null() -> int:
