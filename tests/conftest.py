@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import models
+from tests.rank_copies import RANKS
 
 # Set by launchers and schedulers and read by ranks: tests that run inside a job must not join it.
 _RANK_PREFIXES = ("SHARDRUN_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL")
@@ -188,6 +189,29 @@ WAITING = (
     "ranks/collectives/test_hierarchical.py",
     "ranks/run/test_mesh_processes.py",
 )
+
+
+# Ranks of the local launcher are new processes in these, which are about how ranks start and end, what they
+# are given and import, and what they take of the machine. Elsewhere they are copies: tests/rank_copies.py.
+NEW_RANKS = (
+    "launcher/commands/test_cli.py",
+    "launcher/commands/test_exec.py",
+    "launcher/commands/test_exits.py",
+    "launcher/commands/test_signals.py",
+    "launcher/group/test_failure.py",
+    "launcher/group/test_first_cause.py",
+    "launcher/group/test_halted.py",
+    "launcher/group/test_logs.py",
+    "launcher/group/test_output.py",
+    "launcher/group/test_tight_limits.py",
+    "launcher/starters/",
+    "ranks/common/",
+    "ranks/run/test_forked.py",
+    "ranks/sessions/test_idle.py",
+    "ranks/talk/",
+    "ranks/weights/test_store.py",
+    "test_plugins.py",
+)
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 """Each is first given as many tests, in order."""
 
@@ -228,9 +252,17 @@ def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         if (name.startswith(_RANK_PREFIXES) or name in _RANK_NAMES) and name not in _KEPT:
             del os.environ[name]
     os.environ["SHARDRUN_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    if not os.environ.get("NOCOPIES"):
+        RANKS.install()
     yield
     os.environ.clear()
     os.environ.update(saved)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before fixtures of modules start ranks."""
+    RANKS.wanted = not item.path.relative_to(Path(__file__).parent).as_posix().startswith(NEW_RANKS)
 
 
 @pytest.fixture(scope="session")
