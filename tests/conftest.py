@@ -1,6 +1,7 @@
 """What every test starts from: no rank's environment inherited, a cache of its own, the zoo of models."""
 
 import gc
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -238,7 +239,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """All tests stay to the end: the collector of cycles need not go through them again and again. Graphs are
-    made by the thousand: it need not come for each 700 objects either."""
+    made by the thousand: it need not come for each 700 objects either. Six times a test, pytest would go to each
+    logger that keeps its messages, of which torch has forty: they pass them on to where pytest always is."""
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000)
