@@ -193,7 +193,8 @@ WAITING = (
 
 
 # Ranks of the local launcher are new processes in these, which are about how ranks start and end, what they
-# are given and import, and what they take of the machine. Elsewhere they are copies: tests/rank_copies.py.
+# are given and import, and what they take of the machine. They are too in tests marked new_ranks, as where a
+# copy would be ready too soon. Elsewhere they are copies: tests/rank_copies.py.
 NEW_RANKS = (
     "launcher/commands/test_cli.py",
     "launcher/commands/test_exec.py",
@@ -239,8 +240,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """All tests stay to the end: the collector of cycles need not go through them again and again. Graphs are
-    made by the thousand: it need not come for each 700 objects either. Six times a test, pytest would go to each
-    logger that keeps its messages, of which torch has forty: they pass them on to where pytest always is."""
+    made by the thousand: it need not come for each 700 objects either. Six times a test, pytest would go to
+    each logger that keeps its messages, of which torch has forty: they pass them on to where pytest is."""
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.propagate = True
@@ -267,7 +268,8 @@ def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before fixtures of modules start ranks."""
-    RANKS.wanted = not item.path.relative_to(Path(__file__).parent).as_posix().startswith(NEW_RANKS)
+    file = item.path.relative_to(Path(__file__).parent).as_posix()
+    RANKS.wanted = not (file.startswith(NEW_RANKS) or item.get_closest_marker("new_ranks"))
 
 
 @pytest.fixture(scope="session")
