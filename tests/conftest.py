@@ -1,6 +1,7 @@
 """What every test starts from: no rank's environment inherited, a cache of its own, the zoo of models."""
 
 import gc
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import models
+from tests.rank_copies import RANKS
 
 # Set by launchers and schedulers and read by ranks: tests that run inside a job must not join it.
 _RANK_PREFIXES = ("SHARDRUN_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL")
@@ -188,6 +190,30 @@ WAITING = (
     "ranks/collectives/test_hierarchical.py",
     "ranks/run/test_mesh_processes.py",
 )
+
+
+# Ranks of the local launcher are new processes in these, which are about how ranks start and end, what they
+# are given and import, and what they take of the machine. They are too in tests marked new_ranks, as where a
+# copy would be ready too soon. Elsewhere they are copies: tests/rank_copies.py.
+NEW_RANKS = (
+    "launcher/commands/test_cli.py",
+    "launcher/commands/test_exec.py",
+    "launcher/commands/test_exits.py",
+    "launcher/commands/test_signals.py",
+    "launcher/group/test_failure.py",
+    "launcher/group/test_first_cause.py",
+    "launcher/group/test_halted.py",
+    "launcher/group/test_logs.py",
+    "launcher/group/test_output.py",
+    "launcher/group/test_tight_limits.py",
+    "launcher/starters/",
+    "ranks/common/",
+    "ranks/run/test_forked.py",
+    "ranks/sessions/test_idle.py",
+    "ranks/talk/",
+    "ranks/weights/test_store.py",
+    "test_plugins.py",
+)
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 """Each is first given as many tests, in order."""
 
@@ -214,7 +240,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """All tests stay to the end: the collector of cycles need not go through them again and again. Graphs are
-    made by the thousand: it need not come for each 700 objects either."""
+    made by the thousand: it need not come for each 700 objects either. Six times a test, pytest would go to
+    each logger that keeps its messages, of which torch has forty: they pass them on to where pytest is."""
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000)
@@ -228,9 +258,18 @@ def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         if (name.startswith(_RANK_PREFIXES) or name in _RANK_NAMES) and name not in _KEPT:
             del os.environ[name]
     os.environ["SHARDRUN_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    if not os.environ.get("NOCOPIES"):
+        RANKS.install()
     yield
     os.environ.clear()
     os.environ.update(saved)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before fixtures of modules start ranks."""
+    file = item.path.relative_to(Path(__file__).parent).as_posix()
+    RANKS.wanted = not (file.startswith(NEW_RANKS) or item.get_closest_marker("new_ranks"))
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.rank_copies import RANKS, ROOM
+
 ROOT = Path(__file__).resolve().parents[1]
 SERVER = Path(__file__).with_name("copies_server.py")
 _READ_AT_THE_START = ("LD_", "PYTHON")
@@ -30,7 +32,7 @@ class Copies:
     """The server that starts them, which has imported ``modules`` in an environment; ends with the tests."""
 
     def __init__(self, modules: Sequence[str], environ: Mapping[str, str]) -> None:
-        variables = {**environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+        variables = {**environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", "ROOM": ROOM}
         self._read = _read_at_the_start(variables)
         self._asked = 0
         self._server = subprocess.Popen(
@@ -57,9 +59,14 @@ class Copies:
         they have no file of their own. ``leave``: it ends without taking apart what was imported, which
         takes longer than some programs."""
         pid = self.ask(
-            command=[str(word) for word in command], environ=dict(environ), folder=str(folder or Path.cwd()),
-            output=str(output), errors=None if errors is None else str(errors), leave=leave,
-        )  # fmt: skip
+            command=[str(word) for word in command],
+            environ=dict(environ),
+            folder=str(folder or Path.cwd()),
+            output=str(output),
+            errors=None if errors is None else str(errors),
+            leave=leave,
+            ranks=RANKS.wanted,
+        )
         assert pid is not None
         return Copy(self, pid, output, errors)
 

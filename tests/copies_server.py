@@ -1,10 +1,10 @@
 """Starts programs in copies of a process that has imported what they need: `copies_server.py MODULE...`.
 
 It reads lines of JSON, each with a "number", and answers each with that and another one: `{"command",
-"environ", "folder", "output", "errors", "leave"}` with the process id of a new copy that runs the program in
-a session of its own, `{"pid", "seconds"}` with how that copy ended as `subprocess.Popen` says it, or null
-where it has not. It ends with its input, and never has a second thread. `PACKAGE.*` is a package with all of
-its modules.
+"environ", "folder", "output", "errors", "leave", "ranks"}` with the process id of a new copy that runs the
+program in a session of its own (with "ranks", its ranks of the local launcher are copies of it as it begins),
+`{"pid", "seconds"}` with how that copy ended as `subprocess.Popen` says it, or null where it has not. It ends
+with its input, and never has a second thread. `PACKAGE.*` is a package with all of its modules.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ import sys
 import time
 import types
 from typing import Any
+
+from tests import rank_copies_server
+from tests.rank_copies import RANKS
 
 STEP_SECONDS = 0.01
 LEFT_OUT = ("launcher.cli", "launcher.serving.")
@@ -52,7 +55,7 @@ def ended(pid: int, seconds: float, codes: dict[int, int]) -> int | None:
     return codes[pid]
 
 
-def become(request: dict[str, Any]) -> None:
+def become(request: dict[str, Any], area: tuple[int, int]) -> None:
     """Make this copy what a new process would be: its input and output still lead to the server's client."""
     os.setsid()
     output, errors = (
@@ -66,8 +69,7 @@ def become(request: dict[str, Any]) -> None:
     for number in {output, null, errors} - {None}:
         os.close(number)  # type: ignore[arg-type]
     os.chdir(request["folder"])
-    os.environ.clear()
-    os.environ.update(request["environ"])
+    rank_copies_server.take_environ(area, request["environ"])
 
 
 def program(command: list[str]) -> None:
@@ -85,6 +87,15 @@ def program(command: list[str]) -> None:
         runpy.run_path(kind, run_name="__main__")
 
 
+def settle() -> None:
+    """When all is imported, and before the first copy."""
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+    assert threads == 1, f"a copy would lack {threads - 1} threads"
+    # A collector that looks at all that was imported would have each copy write to all of its pages.
+    gc.collect()
+    gc.freeze()
+
+
 def main() -> None:
     # What a module prints while it is imported is no answer.
     answers = os.dup(1)
@@ -93,11 +104,8 @@ def main() -> None:
         load(name)
     from ranks.common.leaving import leave
 
-    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
-    assert threads == 1, f"a copy would lack {threads - 1} threads"
-    # A collector that looks at all that was imported would have each copy write to all of its pages.
-    gc.collect()
-    gc.freeze()
+    settle()
+    area = rank_copies_server.areas()["environ"]
     codes: dict[int, int] = {}
     # Not through sys.stdin: what it had read ahead would be in every copy.
     with os.fdopen(os.dup(0), "rb", buffering=0) as requests:
@@ -108,7 +116,12 @@ def main() -> None:
             elif (answer := os.fork()) == 0:
                 requests.close()
                 os.close(answers)
-                become(request)
+                become(request, area)
+                if request["ranks"] and "launcher.starters.local" in sys.modules:
+                    rank = RANKS.fork()
+                    if rank is not None:
+                        rank_copies_server.program(rank)
+                        return
                 program(request["command"])
                 if request["leave"]:
                     leave()

@@ -293,6 +293,7 @@ def test_rank_table_of_one_host(two_slices: Path, launcher: str) -> None:
         assert len(group.stats) == 2
 
 
+@pytest.mark.new_ranks
 def test_the_environments_time_out_counts(two_slices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDRUN_TIMEOUT", "0.001")
     with pytest.raises(LaunchError, match=r"not ready within 0.001 s; nothing was heard of ranks 0, 1"):
@@ -414,6 +415,7 @@ def test_number_of_ranks_unknown(two_slices: Path) -> None:
         start(two_slices / "whole.onnx")
 
 
+@pytest.mark.new_ranks
 def test_ranks_that_are_not_ready_in_time(two_slices: Path) -> None:
     with pytest.raises(LaunchError, match=r"not ready within 0\.001 s"):
         start(two_slices, launcher="local", timeout=0.001)

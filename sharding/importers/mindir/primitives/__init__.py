@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from functools import lru_cache
 
 
+@lru_cache(maxsize=1)
 def load() -> None:
-    """Imports the families, which fills `base.PRIMITIVES`."""
+    """Imports the families, which fills `base.PRIMITIVES`. To look for them takes longer than a small model."""
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         importlib.import_module(module.name)

@@ -1,0 +1,208 @@
+"""Ranks that are copies are what new processes would be: children with streams, a folder and an end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.copies import ROOT, Copies
+from tests.left_behind import holding
+from tests.rank_copies import RANKS, RankCopies
+
+SEEN = """
+import json, os, signal, sys
+mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+descriptors = sorted(map(int, os.listdir("/proc/self/fd")))[:-1]  # the last was that of the listing
+seen = {"words": sys.argv, "folder": os.getcwd(), "A": os.environ["A"], "parent": os.getppid(),
+        "group": os.getpgid(0), "blocked": sorted(map(int, mask)), "descriptors": descriptors,
+        "copied": "numpy" in sys.modules}
+os.write(int(sys.argv[1]), json.dumps(seen).encode())
+"""
+COPIED = "import sys, os; os._exit(40 + ('numpy' in sys.modules))"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RankCopies]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("multiprocessing.util.spawnv_passfds", RANKS.new)
+        made = RankCopies()
+        made.install()
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def ranks(server: RankCopies) -> RankCopies:
+    server.wanted = True
+    return server
+
+
+def spawn(ranks: RankCopies, text: str, *arguments: object, descriptors: Sequence[int] = ()) -> int:
+    command = [sys.executable, "-c", text, *map(str, arguments)]
+    return ranks.spawn(os.fsencode(sys.executable), command, descriptors)
+
+
+def started(ranks: RankCopies, *arguments: Any, name: str = "shardrun ranks", **more: Any) -> int:
+    """The process id of one that was started as the local launcher does it, from a thread of its name."""
+    made: list[int] = []
+
+    def start() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        made.append(spawn(ranks, *arguments, **more))
+
+    thread = threading.Thread(target=start, name=name)
+    thread.start()
+    thread.join()
+    return made[0]
+
+
+def code_of(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_it_has_what_a_new_process_has(
+    ranks: RankCopies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for wanted in (True, False):
+        monkeypatch.setenv("A", "b=\udcff")
+        ranks.wanted = wanted
+        reader, writer = os.pipe()
+        pid = started(ranks, SEEN, writer, "word", descriptors=[writer])
+        os.close(writer)
+        with os.fdopen(reader) as said:
+            found.append(json.loads(said.read()))
+        assert code_of(pid) == 0
+    copy, new = found
+    assert (copy.pop("copied"), new.pop("copied")) == (True, False)
+    assert copy == new and copy["parent"] == os.getpid() and copy["folder"] == str(tmp_path)
+    assert copy["words"] == ["-c", str(writer), "word"] and signal.SIGINT in copy["blocked"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("", 0), ("raise SystemExit(3)", 3), ("import os; os.abort()", -6), ("import os; os._exit(5)", 5)],
+)
+def test_how_it_ends_is_seen_by_who_started_it(ranks: RankCopies, text: str, code: int) -> None:
+    assert code_of(started(ranks, text)) == code
+
+
+def test_others_see_its_command_and_environment(ranks: RankCopies, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = uuid.uuid4().hex
+    started(ranks, "")  # so that the server is there without the mark
+    monkeypatch.setenv("RANKS_MARK", mark)
+    text = "import time; time.sleep(600)"
+    pid = started(ranks, text, "--word")
+    try:
+        assert holding(f"RANKS_MARK={mark}").keys() == {pid}
+        process = psutil.Process(pid)
+        assert (
+            process.cmdline()[:4] == [sys.executable, "-c", text, "--word"] and process.ppid() == os.getpid()
+        )
+        assert process.environ() == dict(os.environ)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        assert code_of(pid) == -signal.SIGKILL
+
+
+@contextlib.contextmanager
+def fewer_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextlib.contextmanager
+def one_more_ignored() -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@contextlib.contextmanager
+def other_threads() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "2")
+        yield
+
+
+@pytest.mark.parametrize("otherwise", [fewer_files, one_more_ignored, other_threads])
+def test_where_it_would_begin_otherwise_it_is_new(ranks: RankCopies, otherwise: Any) -> None:
+    with otherwise():
+        assert code_of(started(ranks, COPIED)) == 40
+    assert code_of(started(ranks, COPIED)) == 41
+
+
+def test_only_ranks_are_copies(ranks: RankCopies) -> None:
+    assert code_of(started(ranks, COPIED, name="another")) == 40
+    child = os.fork()
+    if child == 0:  # its parent's server would make children of the parent
+        os._exit(code_of(started(ranks, COPIED)))
+    assert code_of(child) == 40
+
+
+def test_many_at_once(ranks: RankCopies) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        pids = list(pool.map(lambda code: started(ranks, f"raise SystemExit({code})"), range(40)))
+    assert [code_of(pid) for pid in pids] == list(range(40))
+
+
+def test_who_asks_adopts_no_longer(ranks: RankCopies) -> None:
+    """Else orphans of other tests would stay as zombies."""
+    reader, writer = os.pipe()
+    started(ranks, COPIED)
+    text = f"""
+import os, time
+first = os.getpid()
+if os.fork():
+    os._exit(0)
+while os.getppid() == first:
+    time.sleep(0.01)
+os.write({writer}, b"%d" % os.getppid())
+"""
+    assert code_of(started(ranks, text, descriptors=[writer])) == 0
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        assert int(said.read()) != os.getpid()
+
+
+def test_a_copied_program_has_copies_as_ranks(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    program = f"""
+import multiprocessing, threading
+process = multiprocessing.get_context("spawn").Process(target=exec, args=({COPIED!r},))
+thread = threading.Thread(target=process.start, name="shardrun ranks")
+thread.start(); thread.join(); process.join()
+print(process.exitcode)
+"""
+    copies = Copies(["launcher.starters.local", "numpy"], os.environ)
+    try:
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "RANKS_MARK": mark}
+        done = copies.run(["-c", program], environ, tmp_path, 60)
+        assert (done.stdout, done.returncode) == ("41\n", 0), done.stderr
+        end = time.monotonic() + 30
+        while (left := holding(f"RANKS_MARK={mark}")) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not left
+    finally:
+        copies.close()
