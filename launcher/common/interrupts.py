@@ -14,6 +14,8 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _OF_LOOPS = {"uvloop.loop", "asyncio.unix_events"}
 """Modules whose handlers of signals do nothing: an event loop is told of them in another way."""
+
+
 def held_back(*numbers: signal.Signals) -> contextlib.AbstractContextManager[None]:
     """A Ctrl-C (SIGINT), or one of these signals, that comes inside takes effect at the end. Only the main
     thread is interrupted, and not where an event loop takes the signal."""

@@ -71,8 +71,9 @@ def serve(  # noqa: PLR0917 - the words of its command line
         while True:
             # Blocks without a time-out and without spinning: an idle rank uses no CPU. No rank waits for a
             # peer between requests either, since the launcher wakes each of them.
-            with at.spent.waiting():
-                message = control.requests.get()
+            began = time.perf_counter()
+            message = control.requests.get()
+            at.spent.waited(began)
             if message.kind is Kind.STOP:
                 break
             if message.kind is Kind.PREDICT:
