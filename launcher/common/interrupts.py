@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import contextlib
 import signal
 import threading
@@ -20,7 +21,8 @@ def held_back(*numbers: signal.Signals) -> contextlib.AbstractContextManager[Non
     thread is interrupted, and not where an event loop takes the signal."""
     if threading.current_thread() is not threading.main_thread():
         return _NOTHING
-    handlers = [signal.getsignal(number) for number in numbers or (signal.SIGINT,)]
+    # The signal module's own searches the names of handlers for each, which ends in an error that it catches.
+    handlers = [_signal.getsignal(number) for number in numbers or (signal.SIGINT,)]
     if all(getattr(handler, "__module__", None) in _OF_LOOPS for handler in handlers):
         return _NOTHING
     return _held_back(*numbers)

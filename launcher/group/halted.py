@@ -107,7 +107,8 @@ class Inquest:
     def wait(self) -> None:
         """Returns when nothing is being decided."""
         with self._changed:
-            self._changed.wait_for(lambda: not self.deciding)
+            while self.deciding:
+                self._changed.wait()
 
     def look(self, watch: Watch, peers: Iterable[Peer], failure: Exception | None) -> Hung | None:
         """A rank that hangs, with which `decide` is to be called now, without the lock; none where there is a

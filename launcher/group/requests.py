@@ -205,7 +205,7 @@ class Requests:
 
     def _pump(self) -> None:
         """Sends what waits, as far as there is room. Ctrl-C must be held back."""
-        while True:
+        while self._waiting:  # who lets another one wait sends, too
             with self._state:
                 fits = self._fits()
             if not fits or not self._sending.acquire(blocking=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
 log = logging.getLogger(__name__)
+_PATHS, _LONGEST = 256, 200
+"""How many paths are known with their routes, and how long those are at most."""
 
 
 def application(
@@ -51,15 +54,25 @@ def application(
         *upkeep_routes(context, Updates(context.folders)),
         Route("/metrics", frame(_metrics)),
     ]
+
+    @functools.lru_cache(_PATHS)
+    def route_of(method: str, path: str) -> Scope | None:
+        for route in routes:
+            match, found = route.matches({"type": "http", "method": method, "path": path})
+            if match is Match.FULL:
+                return found
+        return None
+
     others = Starlette(routes=routes, lifespan=life, exception_handlers={HTTPException: _refused})
 
     async def routed(scope: Scope, receive: Receive, send: Send) -> None:
         # Frames catch all errors. So what has a route needs none of the layers that Starlette puts around it.
-        for route in routes if scope["type"] == "http" else ():
-            match, found = route.matches(scope)
-            if match is Match.FULL:
-                scope.update(found)
-                await (await route.endpoint(Request(scope, receive)))(scope, receive, send)
+        if scope["type"] == "http":
+            # Clients ask for a few paths again and again, each of which some twenty patterns may not match.
+            known = route_of if len(scope["path"]) <= _LONGEST else route_of.__wrapped__
+            if (found := known(scope["method"], scope["path"])) is not None:
+                scope["path_params"] = dict(found["path_params"])
+                await (await found["endpoint"](Request(scope, receive)))(scope, receive, send)
                 return
         await others(scope, receive, send)
 

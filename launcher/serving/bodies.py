@@ -142,6 +142,8 @@ def field_of(body: Mapping[str, object], name: str, kind: type[T], where: str = 
     """A field of an object, None where it is absent or null. Raises `RefusalError` for another type; a whole
     number is a number, too, and `IrregularError` for a `Run` that cannot be read."""
     value = body.get(name)
+    if type(value) is kind and kind is not float:  # as of most fields
+        return value
     if kind is list and isinstance(value, Run):
         value = value.numbers()
     if value is None:

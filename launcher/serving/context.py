@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import json
 import logging
-import secrets
+import random
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -29,10 +29,10 @@ from launcher.serving.seeing.traces import CURRENT, Trace, Traces
 from launcher.serving.seeing.usage import USAGE, Usage
 
 if TYPE_CHECKING:
-    from prometheus_client import Counter, Histogram
+    from prometheus_client import Counter
 
     from launcher.serving.limits import ServeLimits
-    from launcher.serving.metrics import Metrics
+    from launcher.serving.metrics import Late, Metrics
     from launcher.serving.models import Model, Repository
 
 T = TypeVar("T")
@@ -92,15 +92,25 @@ class Call:
 
     async def body(self) -> bytes:
         """The request's body, within the limit."""
-        request, limits, headers = self.request, self.context.limits, self.headers
+        limits, headers = self.context.limits, self.headers
         length, encoding = headers.get("content-length"), headers.get("content-encoding")
         try:
             async with Within(limits.seconds):
-                return await read_body(request.stream(), limits.body, length, encoding, self.hold)
+                return await read_body(self._chunks(), limits.body, length, encoding, self.hold)
         except asyncio.TimeoutError:
             raise RefusalError(
                 HTTPStatus.REQUEST_TIMEOUT, f"the body did not come within {limits.seconds:g} s"
             ) from None
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        """The body as it comes: `Request.stream` gives one more, which is empty."""
+        more = True
+        while more:
+            message = await self.request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            more = message.get("more_body", False)
+            yield message.get("body", b"")
 
     def hold(self, size: int) -> None:
         """Counts so many bytes more of it as under way. Raises `RefusalError` where there are too many."""
@@ -187,7 +197,7 @@ class Frame:
     context: Context
     protocol: str
     error: ErrorBody
-    _counters: dict[tuple[str, int], tuple[Counter, Histogram]] = field(default_factory=dict)
+    _counters: dict[tuple[str, int], tuple[Counter, Late]] = field(default_factory=dict)
 
     def __call__(self, handler: Handler, role: Role = Role.USER) -> Callable[[Request], Awaitable[ASGIApp]]:
         async def endpoint(request: Request) -> ASGIApp:
@@ -204,7 +214,9 @@ class Frame:
         call = Call(
             context,
             request,
-            given[:64] if given.isascii() and given.isprintable() and given else secrets.token_hex(16),
+            given[:64]
+            if given.isascii() and given.isprintable() and given
+            else f"{random.getrandbits(128):032x}",
             client_of(token, request.client.host if request.client else ""),
             headers=headers,
             trace=context.traces.request(request.method, lambda: _route(request), headers),
@@ -240,7 +252,7 @@ class Frame:
                 HTTPStatus.SERVICE_UNAVAILABLE, "the server is ending", retry=RETRY_SECONDS
             )
             response = json_response(self.error(refusal), refusal.status, refusal.headers)
-        response.headers["x-request-id"] = call.id
+        response.raw_headers.append((b"x-request-id", call.id.encode("ascii")))
         if isinstance(response, StreamingResponse) or len(response.body) >= LARGE:
             # Its end is when the last of it is sent.
             return self._followed(call, response)
@@ -299,7 +311,7 @@ class Frame:
             metrics = self.context.metrics
             self._counters[key] = (
                 metrics.requests.labels(model, self.protocol, str(status)),
-                metrics.seconds.labels(model, self.protocol),
+                metrics.late(metrics.seconds, model, self.protocol),
             )
         count, histogram = self._counters[key]
         count.inc()

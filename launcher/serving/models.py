@@ -151,10 +151,13 @@ class Served(Model, Generic[R]):
         """What may be asked of it: that of its ranks, once they are there."""
         if self._stage is not State.READY:
             return self._stage
-        states = {group.state for group in self.groups}
-        if states & {"failed", "closed"}:
-            return State.FAILED
-        return State.LOADING if "restarting" in states else State.READY
+        found = State.READY
+        for group in self.groups:
+            if (state := group.state) != "ready":
+                if state != "restarting":
+                    return State.FAILED
+                found = State.LOADING
+        return found
 
     @property
     def ready(self) -> R:

@@ -21,10 +21,9 @@ from launcher.serving.seeing.traces import CURRENT, Trace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from prometheus_client import Histogram
-
     from launcher.group.group import Group
     from launcher.serving.embedding.encoder import Encoder
+    from launcher.serving.metrics import Late
     from sharding.common.arrays import Array
 
     Arrays = Mapping[str, Array]
@@ -58,7 +57,7 @@ class TensorModel(Served["Group"]):
     _worker: asyncio.Task[None] | None = None
     _runs: set[asyncio.Future[None] | asyncio.Future[dict[str, Array]]] = field(default_factory=set)
     """Those on their way to the ranks."""
-    _observed: tuple[Histogram, Histogram] | None = None
+    _observed: tuple[Late, Late] | None = None
     _landed: asyncio.Event = field(default_factory=asyncio.Event)
     """A run has ended."""
 
@@ -260,7 +259,8 @@ class TensorModel(Served["Group"]):
         ended = time.monotonic_ns()
         self.numbers.runs += 1
         if self._observed is None:
-            self._observed = self.metrics.batches.labels(self.name), self.metrics.waited.labels(self.name)
+            metrics = self.metrics
+            self._observed = metrics.late(metrics.batches, self.name), metrics.late(metrics.waited, self.name)
         batches, waited = self._observed
         batches.observe(batch.rows)
         for request, own in zip(batch.requests, answers, strict=True):

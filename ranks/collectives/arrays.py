@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ranks.common.tensors import name_of
 from ranks.errors import CollectiveError
 from sharding.common.arrays import Array
 
@@ -28,7 +29,7 @@ def check(buffer: object, what: str, *, written: bool) -> Array:
     """``buffer`` itself, where it is an array that collectives can work on; else a `CollectiveError`."""
     if not isinstance(buffer, np.ndarray):
         raise CollectiveError(f"{what}: the buffer must be a numpy array, but is {type(buffer).__name__}.")
-    if buffer.dtype.name not in CODES or not buffer.dtype.isnative:
+    if name_of(buffer.dtype) not in CODES or not buffer.dtype.isnative:
         raise CollectiveError(
             f"{what}: arrays of {buffer.dtype} cannot be sent; the types are {', '.join(_NAMES)}."
         )
@@ -47,7 +48,7 @@ def check(buffer: object, what: str, *, written: bool) -> Array:
 def check_sum(buffer: object) -> Array:
     """As `check`, for a buffer to be summed over ranks."""
     array = check(buffer, "all_reduce", written=True)
-    if array.dtype.name in NOT_SUMMED:
+    if name_of(array.dtype) in NOT_SUMMED:
         raise CollectiveError(
             f"all_reduce: arrays of {array.dtype} cannot be summed; convert them to another type."
         )
@@ -100,7 +101,7 @@ def sum_into(out: Array, parts: Sequence[Array]) -> None:
     Where more than two float16 or bfloat16 parts are added, the sum is kept in float32 and rounded once.
     ``out`` may be one of the parts only where there are two, or where it is the first.
     """
-    if len(parts) > 2 and out.dtype.name in _NARROW:
+    if len(parts) > 2 and name_of(out.dtype) in _NARROW:
         total = parts[0].astype(np.float32)
         for part in parts[1:]:
             np.add(total, part, out=total, dtype=np.float32)

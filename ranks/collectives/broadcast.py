@@ -41,6 +41,8 @@ class Spreader:
                 self._block[position : position + len(head)] = head
             position += len(piece)
         self.broadcast(self._block, root)
+        if position <= BLOCK:
+            return
         position = 0
         for piece in pieces:
             if position + len(piece) > BLOCK:

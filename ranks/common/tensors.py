@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -68,6 +69,13 @@ def element_dtype(number: int | None) -> DType:
         extended: DType = np.dtype(getattr(ml_dtypes, numpy_name))
         return extended
     return np.dtype(numpy_name)
+
+
+@functools.lru_cache(64)
+def name_of(dtype: DType) -> str:
+    """The name of a numpy type, which numpy puts together anew each time that it is asked."""
+    name: str = dtype.name
+    return name
 
 
 def is_extended(dtype: DType) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import onnxruntime as ort
 
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from sharding.common.arrays import Array
 
 
-@dataclass(frozen=True)
-class Stats:
+class Stats(NamedTuple):
     """Figures of one loaded model; ``communication_seconds`` is the time spent in collectives so far. Of
     steps of sequences, ``segment_seconds`` is that in ONNX Runtime, ``choosing_seconds`` that for the choice
     of tokens, and ``waiting_seconds`` the part of collectives in which other ranks were waited for."""
@@ -263,9 +262,8 @@ class RankModel:
             return self._stats
         seconds, of = self._program.communication_seconds, self._sequences
         if of is None:
-            return replace(self._stats, communication_seconds=seconds)
-        return replace(
-            self._stats,
+            return self._stats._replace(communication_seconds=seconds)
+        return self._stats._replace(
             communication_seconds=seconds + of.communication_seconds,
             segment_seconds=of.segment_seconds,
             waiting_seconds=of.waiting_seconds,

@@ -71,8 +71,9 @@ def serve(  # noqa: PLR0917 - the words of its command line
         while True:
             # Blocks without a time-out and without spinning: an idle rank uses no CPU. No rank waits for a
             # peer between requests either, since the launcher wakes each of them.
-            with at.spent.waiting():
-                message = control.requests.get()
+            began = time.perf_counter()
+            message = control.requests.get()
+            at.spent.waited(began)
             if message.kind is Kind.STOP:
                 break
             if message.kind is Kind.PREDICT:
@@ -140,8 +141,7 @@ def _predict(message: Message, at: _Place) -> bool:
             tensors = {spec.name: array for spec, array in zip(model.outputs, outputs, strict=True)}
         if rank == 0:
             seconds = time.perf_counter() - began
-            stats = dataclasses.asdict(model.stats)
-            fields = {"request": request, "stats": stats, "seconds": seconds, **more}
+            fields = {"request": request, "stats": model.stats._asdict(), "seconds": seconds, **more}
             control.send(Kind.RESULT, fields, tensors, cast("int", message.fields.get("slot", 0)))
     except CollectiveError:
         raise
@@ -211,7 +211,7 @@ def _describe(model: RankModel, collectives: str, seconds: float) -> dict[str, o
         "inputs": [_spec(item) for item in model.inputs],
         "optional_inputs": [_spec(item) for item in model.optional_inputs],
         "outputs": [_spec(item) for item in model.outputs],
-        "stats": dataclasses.asdict(model.stats),
+        "stats": model.stats._asdict(),
         "collectives": collectives,
         "load_seconds": seconds,
         "cpus": in_ranges(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "",

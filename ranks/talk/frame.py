@@ -16,6 +16,7 @@ MAGIC = b"shrd"
 VERSION = 1
 PREFIX = struct.Struct("<4sHHIQ")
 MAX_HEADER = 16 << 20
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 class WireError(ShardrunError):
@@ -47,7 +48,7 @@ class Kind(IntEnum):
 
 def head(kind: Kind, header: Mapping[str, object], payload: int = 0) -> tuple[bytes, bytes]:
     """A frame's prefix and header; ``payload``: bytes of what follows. Raises `WireError`."""
-    data = json.dumps(header, separators=(",", ":")).encode()
+    data = _ENCODER.encode(header).encode()
     if len(data) > MAX_HEADER:
         raise WireError(f"a message's header has {len(data)} bytes; at most {MAX_HEADER} are allowed")
     return PREFIX.pack(MAGIC, VERSION, kind, len(data), payload), data

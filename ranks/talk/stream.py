@@ -41,20 +41,21 @@ class Stream:
         """Sends one message, large tensors in this slot of shared memory; raises `OSError` when the peer is
         gone and `WireError` for what cannot travel."""
         frame, descriptor = wire.encode(message, self._writer, slot)
-        pending = [memoryview(data).cast("B") for data in frame]
-        while pending:
+        left = sum(map(len, frame))
+        while left:
             if descriptor is None:
-                sent = self.socket.sendmsg(pending[:_IOV])
+                sent = self.socket.sendmsg(frame[:_IOV])
             else:
                 try:
-                    sent = socket.send_fds(self.socket, pending[:_IOV], [descriptor])
+                    sent = socket.send_fds(self.socket, frame[:_IOV], [descriptor])
                 finally:
                     os.close(descriptor)
                 descriptor = None
-            while pending and sent >= len(pending[0]):
-                sent -= len(pending.pop(0))
-            if sent:
-                pending[0] = pending[0][sent:]
+            left -= sent
+            while left and sent >= len(frame[0]):
+                sent -= len(frame.pop(0))
+            if left:
+                frame[0] = memoryview(frame[0])[sent:]
 
     def receive(self, *, max_header: int = wire.MAX_HEADER, max_payload: int = 1 << 62) -> wire.Message:
         """The next message; raises `PeerClosed` at the end of the stream and `WireError` for a malformed
@@ -99,9 +100,14 @@ class Stream:
     def _fill(self, target: memoryview, first: bool = False) -> None:
         """Fills ``target``, large ones straight from the socket, small ones through one buffer to save
         calls."""
+        size, start = len(target), self._start
+        if size <= self._end - start:  # as of most small messages, which came as a whole
+            self._start = start + size
+            target[:] = self._view[start : start + size]
+            return
         at = 0
-        while at < len(target):
-            if self._start == self._end and len(target) - at >= _BUFFERED:
+        while at < size:
+            if self._start == self._end and size - at >= _BUFFERED:
                 count = self._receive_into(target[at:])
                 if not count:
                     raise wire.WireError("the connection ended in the middle of a message")
@@ -113,7 +119,7 @@ class Stream:
                     if first and at == 0:
                         raise wire.PeerClosed("the other side closed the connection")
                     raise wire.WireError("the connection ended in the middle of a message")
-            count = min(len(target) - at, self._end - self._start)
+            count = min(size - at, self._end - self._start)
             target[at : at + count] = self._view[self._start : self._start + count]
             self._start += count
             at += count

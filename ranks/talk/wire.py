@@ -31,6 +31,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ranks.common.tensors import name_of
 from ranks.talk import area
 from ranks.talk.frame import MAGIC, MAX_HEADER, PREFIX, VERSION, Kind, WireError, head
 from sharding.common.arrays import Array, DType
@@ -38,6 +39,8 @@ from sharding.common.arrays import Array, DType
 MAX_TENSORS = 4096
 MAX_RANK = 32
 _LENGTH = struct.Struct("<I")
+_HEADERS = {"fields", "tensors"}, {"fields", "tensors", "area"}
+_DESCRIBED = {"name", "dtype", "shape", "bytes"}
 _KINDS = {int(kind): kind for kind in Kind}
 __all__ = [
     "MAGIC", "MAX_HEADER", "PREFIX", "VERSION", "Kind", "Message", "PeerClosed", "WireError", "dtype_named",
@@ -123,7 +126,7 @@ def encode(
 def _frame(
     kind: Kind, header: dict[str, object], buffers: list[bytes | memoryview]
 ) -> list[bytes | memoryview]:
-    return [*head(kind, header, sum(len(buffer) for buffer in buffers)), *buffers]
+    return [*head(kind, header, sum(map(len, buffers))), *buffers]
 
 
 def _tensor_bytes(name: str, value: Array) -> tuple[str, bytes | memoryview]:
@@ -131,10 +134,10 @@ def _tensor_bytes(name: str, value: Array) -> tuple[str, bytes | memoryview]:
         raise WireError(f"{name!r} is a sequence or a map, and only tensors can be sent")
     if value.dtype.kind in "OUS":
         return "string", _pack_strings(name, value)
-    dtype = value.dtype.name
+    dtype = name_of(value.dtype)
     if dtype not in _NATIVE and dtype not in _EXTENDED:
         raise WireError(f"tensor {name!r} has the type {value.dtype}, which a message cannot hold")
-    if dtype in _NATIVE:
+    if dtype in _NATIVE and not (sys.byteorder == "little" and value.dtype.isnative):
         value = value.astype(value.dtype.newbyteorder("<"), copy=False)
     return dtype, _bytes(np.ascontiguousarray(value))
 
@@ -215,10 +218,10 @@ def parse_header(
     Raises `WireError` for whatever does not fit.
     """
     try:
-        header = json.loads(data)
+        header = json.loads(str(data, "utf-8"))
     except (ValueError, RecursionError):
         raise WireError("a message's header is not valid JSON") from None
-    if not isinstance(header, dict) or set(header) - {"area"} != {"fields", "tensors"}:
+    if not isinstance(header, dict) or header.keys() not in _HEADERS:
         raise WireError('a message\'s header must be an object of "fields" and "tensors"')
     fields, tensors = header["fields"], header["tensors"]
     if not isinstance(fields, dict) or not isinstance(tensors, list) or len(tensors) > MAX_TENSORS:
@@ -226,28 +229,28 @@ def parse_header(
             f"a message's header must hold an object of fields and a list of at most {MAX_TENSORS} tensors"
         )
     described = [_described(item) for item in tensors]
-    if len({item.name for item in described}) != len(described):
+    if len(described) > 1 and len({item.name for item in described}) != len(described):
         raise WireError("a message names the same tensor twice")
     place = header.get("area")
     if place is not None and not _is_size(place):
         raise WireError(f"a message names its shared memory {_short(place)}")
-    total = sum(item.nbytes for item in described) if place is None else 0
+    total = sum([item.nbytes for item in described]) if place is None else 0
     if total != payload:
         raise WireError(f"a message's tensors have {total} bytes but its frame says {payload}")
     return fields, described, place
 
 
 def _described(item: object) -> _Described:
-    if not isinstance(item, dict) or set(item) != {"name", "dtype", "shape", "bytes"}:
+    if not isinstance(item, dict) or item.keys() != _DESCRIBED:
         raise WireError(f"a message describes a tensor as {_short(item)}")
     name, shape, nbytes = item["name"], item["shape"], item["bytes"]
     if not isinstance(name, str):
         raise WireError(f"a message names a tensor {_short(name)}; a name must be text")
-    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_is_size(size) for size in shape):
+    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(map(_is_size, shape)):
         raise WireError(f"tensor {_short(name)} has the impossible shape {_short(shape)}")
     dtype = dtype_named(item["dtype"])
     # An empty tensor may have any other dimensions, but numpy refuses shapes whose other dimensions overflow.
-    if math.prod(size for size in shape if size) * dtype.itemsize >= 1 << 62 or not _is_size(nbytes):
+    if math.prod([size for size in shape if size]) * dtype.itemsize >= 1 << 62 or not _is_size(nbytes):
         raise WireError(f"tensor {_short(name)} of shape {_short(shape)} is too large")
     if not dtype.hasobject and math.prod(shape) * dtype.itemsize != nbytes:
         raise WireError(

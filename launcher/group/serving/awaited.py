@@ -41,7 +41,7 @@ def awaited(requests: Requests, tensors: dict[str, Array]) -> Answer:
 
     def ring() -> None:
         if threading.get_ident() == here:
-            loop.call_soon(settle)
+            settle()  # which calls nothing yet: a future has the loop do that
             return
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(settle)

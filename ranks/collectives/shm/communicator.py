@@ -28,6 +28,7 @@ from ranks.collectives.shm.sync import signature
 from ranks.collectives.single import SingleCommunicator
 from ranks.collectives.whole import CLOSED
 from ranks.common.descriptors import close_all
+from ranks.common.tensors import name_of
 from ranks.errors import CollectiveError
 from ranks.identity.place import Identity
 from sharding.common import limits
@@ -84,7 +85,7 @@ class ShmCommunicator(Communicator):
         phases = self._phases
         outer, inner = arrays.check_gather(buffer, out, axis, self.size)
         what = say("all_gather", buffer)
-        code = signature("all_gather", buffer.dtype.name, *buffer.shape, axis)
+        code = signature("all_gather", name_of(buffer.dtype), *buffer.shape, axis)
         rows, target = buffer.reshape(outer, inner), out.reshape(outer, self.size, inner)
         buffers = phases.buffers(buffer, code, what)
         if buffers:
@@ -105,7 +106,7 @@ class ShmCommunicator(Communicator):
         if not buffer.size or buffer.nbytes >= min(DIRECT, SLOT):
             return super().gathering(buffer, out, axis)
         what = say("all_gather", buffer)
-        code = signature("all_gather", buffer.dtype.name, *buffer.shape, axis)
+        code = signature("all_gather", name_of(buffer.dtype), *buffer.shape, axis)
         rows, target = buffer.reshape(outer, inner), out.reshape(outer, self.size, inner)
         return gather.small(self._phases, rows, target, code, what)
 
@@ -113,7 +114,7 @@ class ShmCommunicator(Communicator):
         phases = self._phases
         arrays.check_exchange(buffer, out, self.size)
         what = say("all_to_all", buffer)
-        code = signature("all_to_all", buffer.dtype.name, *buffer.shape)
+        code = signature("all_to_all", name_of(buffer.dtype), *buffer.shape)
         count = buffer.size // self.size
         parts, target = buffer.reshape(self.size, count), out.reshape(self.size, count)
         step = max(1, SLOT // (buffer.itemsize * self.size))
@@ -131,7 +132,7 @@ class ShmCommunicator(Communicator):
             raise CollectiveError(f"broadcast: the root {root} is not a rank of {self.size}.")
         arrays.check(buffer, "broadcast", written=root != self.rank)
         what = say(f"broadcast from rank {self.members[root]}", buffer)
-        code = signature("broadcast", buffer.dtype.name, *buffer.shape, root)
+        code = signature("broadcast", name_of(buffer.dtype), *buffer.shape, root)
         flat = buffer.reshape(-1)
         step = _BROADCAST_PIECE // buffer.itemsize
         for start in range(0, flat.size, step) if flat.size else [0]:

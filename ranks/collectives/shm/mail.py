@@ -15,6 +15,7 @@ from ranks.collectives import arrays
 from ranks.collectives.shm.area import LINE, MAIL, PLACES, Area
 from ranks.collectives.shm.phases import Phases, say
 from ranks.collectives.shm.sync import STEP, signature
+from ranks.common.tensors import name_of
 from sharding.common.arrays import Array
 
 _HERE = (1 << 64) - 1  # instead of an offset in the arena: the piece lies in the pair's place
@@ -41,7 +42,7 @@ class Mailbox:
         arrays.check_peer("send", peer, area.rank, area.size)
         raw = arrays.check(buffer, "send", written=False).reshape(-1).view(np.uint8)
         what = say(f"send to rank {self._members[peer]}", buffer)
-        code = signature("send/recv", buffer.dtype.name, *buffer.shape)
+        code = signature("send/recv", name_of(buffer.dtype), *buffer.shape)
         phases.check()
         large = self._copied(raw, peer) if raw.size > MAIL else None
         line = area.mail_line(area.rank, peer)
@@ -66,7 +67,7 @@ class Mailbox:
         arrays.check_peer("recv", peer, area.rank, area.size)
         raw = arrays.check(buffer, "recv", written=True).reshape(-1).view(np.uint8)
         what = say(f"recv from rank {self._members[peer]}", buffer)
-        code = signature("send/recv", buffer.dtype.name, *buffer.shape)
+        code = signature("send/recv", name_of(buffer.dtype), *buffer.shape)
         phases.check()
         line = area.mail_line(peer, area.rank)
         done = 0

@@ -163,8 +163,7 @@ class Phases:
 
 def say(operation: str, buffer: Array) -> What:
     """An operation on a buffer, in words."""
-    name, shape = buffer.dtype.name, list(buffer.shape)
-    return lambda: f"{operation} of {name}{shape}"
+    return lambda: f"{operation} of {buffer.dtype.name}{list(buffer.shape)}"
 
 
 def _break_in_child(phases: weakref.ref[Phases]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from ranks.collectives import arrays
 from ranks.collectives.shm.phases import DIRECT, Phases, What, say
 from ranks.collectives.shm.sync import STEP, signature
+from ranks.common.tensors import name_of
 from sharding.common.arrays import Array
 
 _WHOLE = 32 << 10  # bytes up to which more than two ranks each add everything, instead of a part each
@@ -48,7 +49,7 @@ class Sums:
         """The function that sums buffers like this one; raises where such a buffer cannot be summed."""
         self._phases.check()
         array = arrays.check_sum(buffer)
-        by_shape = (array.dtype.name, array.shape)
+        by_shape = (name_of(array.dtype), array.shape)
         reduce = self._by_shape.get(by_shape)
         if reduce is None:
             if len(self._by_shape) >= _MOST_SHAPES:
@@ -71,7 +72,7 @@ class Sums:
 
     def _new(self, like: Array) -> Reduce:
         phases, what = self._phases, say("all_reduce", like)
-        code = signature("all_reduce", like.dtype.name, *like.shape)
+        code = signature("all_reduce", name_of(like.dtype), *like.shape)
         if like.nbytes >= DIRECT:
             return lambda buffer: _large(phases, buffer, code, what)
         if phases.size == 2:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,16 +19,13 @@ class Spent:
         self._model = model
         self._waiting = self._passing = self._working = 0.0
 
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Around what waits for a request."""
-        began = time.perf_counter()
-        yield
+    def waited(self, began: float) -> None:
+        """A request was waited for from ``began`` until now."""
         self._waiting += time.perf_counter() - began
 
     def add(self, began: float, passed: float) -> None:
         """A request was worked on from ``began`` until now; by ``passed`` the inputs had come to this rank
-        (readings of `time.perf_counter`)."""
+        (readings of `time.perf_counter`, as all of these)."""
         self._passing += passed - began
         self._working += time.perf_counter() - passed
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import threading
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,7 @@ def test_a_rank_that_could_not_compute_what_rank_0_could_is_out_of_step(turn: st
     requests = Requests(ranks)
     first = requests.submit({"x": np.zeros(1)})
     failed = Message(Kind.FAILED, {"request": 1, "type": "ModelError", "message": "no memory."}, {})
-    stats = asdict(Stats(1, 0, 0, 0.0))
+    stats = Stats(1, 0, 0, 0.0)._asdict()
     good = Message(Kind.RESULT, {"request": 1, "stats": stats, "seconds": 0.0}, {})
     order = [(1, failed), (0, good)] if turn == "before" else [(0, good), (1, failed)]
     with ranks.changed:

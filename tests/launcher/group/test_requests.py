@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
-from dataclasses import asdict
 from typing import Any, cast
 
 import numpy as np
@@ -26,7 +25,7 @@ from ranks.run.rank_model import Stats
 from ranks.talk import area, wire
 from tests.launcher.processes import wait_until
 
-STATS = asdict(Stats(1, 0, 0, 0.0))
+STATS = Stats(1, 0, 0, 0.0)._asdict()
 SECONDS = 20.0
 
 
