@@ -105,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
     from sharding.importers.opset import opset_of
     from sharding.importers.value_names import inputs_of
     from sharding.importers.write import write_onnx
+    from sharding.slices.cut_short import WHOLE_FILES
 
     source, output = _paths(args)
     check_folder("OUTPUT", output)
@@ -116,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
         key_of(args), given,
     )  # fmt: skip
     with ExitStack() as stack:
+        stack.enter_context(WHOLE_FILES)
         made = conversion.make(request, stack)
         model = made.model
         conversion.check_model(model, str(args.network or source), types=args.network is not None)

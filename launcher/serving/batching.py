@@ -6,7 +6,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from launcher.errors import ConfigError
 from launcher.group.requests import PredictError
 from launcher.serving.fair_queue import FairQueue
-from ranks.common.tensors import OBJECT
+from ranks.common.tensors import OBJECT, unlike
 
 if TYPE_CHECKING:
     from ranks.common.tensors import TensorSpec
@@ -155,11 +155,14 @@ class Batching:
 
     rows: int = 1
     seconds: float = 0.0
-    dependent: Callable[[Collection[str]], str | None] = lambda names: None
-    """Says why rows of inputs and outputs of these names are not computed apart; None where they are."""
+    apart: Callable[[Collection[str]], Mapping[str, str] | str] = lambda names: {}
+    """Says why rows of inputs and outputs of these names are not computed apart; where they are, which
+    symbols must be sums of others for that."""
     mask: str = ""
     """The input that says what of a request is filled up; "" where none is."""
     padding: Padding | None = None
+    inputs: Sequence[TensorSpec] = ()
+    sums: Mapping[str, str] = field(default_factory=dict)
 
     def checked(self, model: Computes) -> Batching:
         """The same for a model that is there. Raises `ConfigError` where its requests cannot be joined."""
@@ -172,16 +175,25 @@ class Batching:
                     f"--max-batch-size: {spec.name!r} is {spec}, whose first axis is no open batch: requests "
                     "of this model cannot be joined"
                 )
-        if (why := self.dependent([spec.name for spec in specs])) is not None:
-            raise ConfigError(f"--max-batch-size: requests cannot be joined, for {why}")
-        if not self.mask:
-            return self
-        padding = _padding(self.mask, model)
-        _prove(padding, model)
-        return replace(self, padding=padding)
+        sums = self.apart([spec.name for spec in specs])
+        if isinstance(sums, str):
+            raise ConfigError(f"--max-batch-size: requests cannot be joined, for {sums}")
+        padding = _padding(self.mask, model) if self.mask else None
+        if padding is not None:
+            _prove(padding, model)
+        inputs = [*model.inputs, *model.optional_inputs]
+        return replace(self, padding=padding, inputs=inputs, sums=sums)
+
+    def _kind(self, request: Fed) -> object:
+        """What requests that are joined have in common; None where one cannot be joined. Rows are computed
+        apart for inputs only that are as long as their symbols say."""
+        given = [spec for spec in self.inputs if spec.name in request.feeds]
+        if unlike(given, [np.shape(request.feeds[spec.name]) for spec in given], self.sums):
+            return None
+        return _kind(request, self.padding)
 
     def _fits(self, batch: Batch[F], kind: object, room: int, request: F) -> bool:
-        if _kind(request, self.padding) != kind or rows_of(request) > room:
+        if self._kind(request) != kind or rows_of(request) > room:
             return False
         if self.padding is None:
             return True
@@ -193,7 +205,7 @@ class Batching:
 
     async def fill(self, batch: Batch[F], queue: FairQueue[F], *, wait: bool = True) -> None:
         """Adds requests that fit the first of the batch. ``wait``: also those that come in time."""
-        kind = _kind(batch.requests[0], self.padding) if self.rows > 1 else None
+        kind = self._kind(batch.requests[0]) if self.rows > 1 else None
         if kind is None:
             return
         count, until = batch.rows, time.monotonic() + self.seconds * wait

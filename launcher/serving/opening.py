@@ -103,7 +103,7 @@ class Offer:
         if options.pad_mask is not None and options.max_batch_size == 1:
             raise ConfigError("--pad-mask is for requests that are joined: give --max-batch-size too")
         batching = Batching(
-            options.max_batch_size, options.max_delay, lambda names: _dependent(job, names),
+            options.max_batch_size, options.max_delay, lambda names: _apart(job, names),
             options.pad_mask or "",
         )  # fmt: skip
         return TensorModel(
@@ -197,9 +197,9 @@ def language_model(job: Job, texts: Path | None, progress: Progress | None = Non
     return made
 
 
-def _dependent(job: Job, names: Collection[str]) -> str | None:
-    """Why rows of a model are not computed apart along the first axes of these inputs and outputs; None where
-    they are."""
+def _apart(job: Job, names: Collection[str]) -> Mapping[str, str] | str:
+    """Why rows of a model are not computed apart along the first axes of these inputs and outputs. Where they
+    are: the symbols that must be sums of others for that."""
     from sharding.demands.options import SliceOptions
     from sharding.errors import ShardrunError
     from sharding.planning.plan import Planner
@@ -215,7 +215,7 @@ def _dependent(job: Job, names: Collection[str]) -> str | None:
         return found
     axes = {**found.inputs, **found.outputs}
     other = next((name for name in names if axes.get(name) != 0), None)
-    return None if other is None else f"the batch is not the first axis of {other!r}"
+    return found.lengths if other is None else f"the batch is not the first axis of {other!r}"
 
 
 def offers(flags: Mapping[str, object], config: Path | None, name: str | None) -> list[Offer]:

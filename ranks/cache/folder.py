@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 import stat
 import time
@@ -29,11 +30,16 @@ from ranks.cache import locks, place, regular_files
 from ranks.common import settings
 from ranks.errors import ModelError, ShardrunError
 from sharding.common.nearby import hint
-from sharding.onnx_files.external import locations, target_of
-from sharding.onnx_files.protobuf import MalformedError
+from sharding.onnx_files.external import Extent, extents, target_of
+from sharding.onnx_files.protobuf import MalformedError, not_a_model
 from sharding.slices.manifest import sha256_of
 
 _MOST_MEMO = 64 << 20  # bytes of a remembered hash: a model may have external data files by the thousand
+
+_LONG = 1 << 30
+"""Bytes of a file that are not hashed where no reader would take it."""
+WHOLE: Sequence[Extent] = [(0, None)]
+"""All of a file."""
 
 _IN_THE_WAY = {errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.EACCES, errno.ELOOP, errno.ENOENT}
 """What opening a lock ends with where something else lies in its place: a folder, a pipe or a socket that
@@ -109,7 +115,8 @@ def _open_lock(path: Path) -> int:
 
 
 def fingerprint(model: Path) -> str:
-    """SHA-256 over a model file and its external data files, remembered as long as they are unchanged.
+    """SHA-256 over a model file and what it uses of its external data files, remembered as long as they are
+    unchanged.
 
     Raises `ModelError` where the model cannot be read.
     """
@@ -117,12 +124,13 @@ def fingerprint(model: Path) -> str:
     remembered = recall(absolute, "model")
     if remembered is not None:
         return remembered
-    names = [absolute.name, *_external_files(absolute)]
+    parts = {absolute.name: WHOLE, **_external_files(absolute)}
+    names = list(parts)
     before = [_stamp(absolute.parent / name) for name in names]
     digest = hashlib.sha256()
     for name, found in zip(names, before, strict=True):
         # What is missing is left to the reader, whose message says which weight needs it.
-        content = sha256_of(absolute.parent / name) if found else "missing"
+        content = hash_of(absolute.parent / name, parts[name]) if found else "missing"
         # The model may have any name; those of its external data stand in it.
         shown = "" if name == absolute.name else name
         digest.update(f"{content} {shown}\n".encode(errors="surrogateescape"))
@@ -130,26 +138,46 @@ def fingerprint(model: Path) -> str:
     return digest.hexdigest()
 
 
-def remembered_hash(path: Path) -> str:
-    """SHA-256 of one file's bytes, remembered as long as it is unchanged. Raises `OSError`."""
+def remembered_hash(path: Path, parts: Sequence[Extent] = WHOLE) -> str:
+    """SHA-256 of one file's bytes, or of these parts of them, remembered as long as it is unchanged. Raises
+    `OSError`."""
     absolute = Path(os.path.abspath(path))  # noqa: PTH100 - as above
-    found = recall(absolute, "file")
+    kind = "file" if parts == WHOLE else f"file {parts}"
+    found = recall(absolute, kind)
     if found is None:
         before = [_stamp(absolute)]
-        found = sha256_of(absolute)
-        remember(absolute, "file", [absolute.name], found, before)
+        found = hash_of(absolute, parts)
+        remember(absolute, kind, [absolute.name], found, before)
     return found
 
 
+def hash_of(path: Path, parts: Sequence[Extent]) -> str:
+    """A hash of parts of a file, which may be far longer than they are."""
+    if parts == WHOLE:
+        return sha256_of(path)
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for start, end in parts:
+            file.seek(start)
+            left = math.inf if end is None else end - start
+            while left > 0 and (block := file.read(int(min(left, 1 << 20)))):
+                digest.update(block)
+                left -= len(block)
+    return digest.hexdigest()
+
+
 def size_of_files(model: Path) -> int:
-    """Bytes of a model file, and of its external data if its `fingerprint` is remembered."""
+    """Bytes of a model file, and of what it uses of its external data; 0 where it cannot be read."""
     absolute = Path(os.path.abspath(model))  # noqa: PTH100 - as above
     try:
-        files = json.loads(regular_files.read(_memo(absolute, "model"), _MOST_MEMO))["files"]
-        return sum(int(found[0]) for _, found in files)
-    except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError, ShardrunError):
-        found = _stamp(absolute)
-        return found[0] if found else 0
+        parts = _external_files(absolute)
+    except (ShardrunError, RecursionError):
+        parts = {}
+    total = 0
+    for name, used in {absolute.name: WHOLE, **parts}.items():
+        size = (_stamp(absolute.parent / name) or [0])[0]
+        total += sum(max(0, (size if end is None else end) - start) for start, end in used)
+    return total
 
 
 def hashes_folder() -> Path:
@@ -224,11 +252,12 @@ def _stamp(path: Path) -> list[int] | None:
     return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev, status.st_ctime_ns]
 
 
-def _external_files(model: Path) -> list[str]:
-    """The external data files that a model names, relative to its folder where they lie in it; none if it
-    cannot be parsed."""
+def _external_files(model: Path) -> dict[str, list[Extent]]:
+    """The external data files that a model names, relative to its folder where they lie in it, and what it
+    uses of each; none of a file of another format that cannot be parsed."""
     from google.protobuf.message import DecodeError
 
+    from sharding.importers import is_imported
     from sharding.importers.message import parse_without_weights
 
     try:
@@ -237,11 +266,13 @@ def _external_files(model: Path) -> list[str]:
         proto = parse_without_weights(model)
     except OSError as problem:
         raise ModelError(f"{model} cannot be read: {problem.strerror or problem}.") from None
-    except (MalformedError, DecodeError, ValueError):
-        return []  # the reader says what is wrong with it
-    found = []
+    except (MalformedError, DecodeError, ValueError) as problem:
+        if model.stat().st_size > _LONG and not is_imported(model):
+            raise not_a_model(model, problem) from None
+        return {}  # the reader says what is wrong with it
+    found = {}
     # A hostile model could name any file, even one without end; its reader refuses what is not in the folder.
-    for location in locations(proto):
+    for location, parts in extents(proto).items():
         beside = (model.parent / location).exists()
-        found.append(location if beside else str(target_of(model).parent / location))
+        found[location if beside else str(target_of(model).parent / location)] = parts
     return found

@@ -33,6 +33,7 @@ from ranks.cache import durable, intact, locks, regular_files, weight_entry
 from ranks.cache import place as cache_place
 from ranks.cache.locks import Pin
 from ranks.cache.weight_entry import Blob, Entry, Prepared
+from sharding.slices.cut_short import WHOLE_FILES
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +128,7 @@ def workplace(folder: Path) -> Iterator[Path]:
 
 def publish(folder: Path, key: str, what: str, prepared: Prepared, work: Path) -> None:
     """Puts what was made in ``work`` in place: weights first, the entry last. Raises `OSError`."""
+    WHOLE_FILES.check()
     boot = durable.boot_id()
     with locks.folder_lock(folder / BLOBS, fcntl.LOCK_SH):
         known = _known_blobs(folder)

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -224,19 +225,39 @@ def _of_type(spec: TensorSpec, array: Array) -> Array:
     return array
 
 
-def unlike(specs: Sequence[TensorSpec], shapes: Sequence[Sequence[int]]) -> str:
-    """The first symbol that stands for two lengths in inputs of these shapes, as a sentence; "" where none
-    does.
+def unlike(
+    specs: Sequence[TensorSpec],
+    shapes: Sequence[Sequence[int | None]],
+    sums: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """The first axis of inputs of these shapes that has another length than it is called by, as a sentence;
+    "" where none has. ``sums``: symbols that must be sums of others, besides those that are called so
+    (``past + 1``). A length that is None may be any.
 
     ONNX Runtime does not hold a model to its symbols: exporters give one name to axes of different lengths.
     """
     seen: dict[str, tuple[int, str]] = {}
     for spec, shape in zip(specs, shapes, strict=True):
-        for dim, length in zip(spec.shape, shape, strict=True):
-            if isinstance(dim, str) and seen.setdefault(dim, (length, spec.name))[0] != length:
+        for dim, length in zip(spec.shape, shape, strict=False):
+            if not isinstance(dim, str) or length is None:
+                continue
+            if seen.setdefault(dim, (length, spec.name))[0] != length:
                 other, name = seen[dim]
                 return f"{dim!r} has length {length} in input {spec.name!r}, but {other} in input {name!r}"
+    numbers = {symbol: length for symbol, (length, _) in seen.items()}
+    for symbol, (length, name) in seen.items():
+        text = sums.get(symbol, symbol)
+        wanted = length if text.isidentifier() else _number(text, numbers)
+        if wanted not in {None, length}:
+            said = text if text == symbol else f"{symbol} = {text}"
+            return f"{said!r} has length {length} in input {name!r}, but would be {wanted}"
     return ""
+
+
+def _number(text: str, numbers: Mapping[str, int]) -> int | None:
+    from sharding.slices.expressions import number_of  # few models need it, and it reads Python
+
+    return number_of(text, numbers)
 
 
 def _listing(specs: Sequence[TensorSpec]) -> str:

@@ -26,6 +26,7 @@ from ranks.weights.shared.request import Attach, Share
 from sharding.common import limits
 from sharding.common.bounds import MAX_THREADS
 from sharding.common.encryption import ENCRYPTED, Key
+from sharding.slices.cut_short import WHOLE_FILES
 
 if TYPE_CHECKING:
     from ranks.collectives.base import Communicator
@@ -137,17 +138,21 @@ def build(  # noqa: PLR0917 - the first five are the caller's own arguments
     try:
         if key is not None:
             return _decrypted(path, model_type, context, options, sharing, key)
-        recipe = plan(path, model_type, context, options)
-        if sharing is not None:
-            recipe = joined(recipe, sharing)
-        if options.sharing is not None:
-            from ranks.models.imported import naming
-
-            with naming(recipe.path, recipe.given or recipe.path):
-                return _together(recipe, options.sharing)
-        return Built(recipe.load, recipe.load())
+        with WHOLE_FILES:
+            return _plain(plan(path, model_type, context, options), options, sharing)
     except ShardrunError as error:
         raise as_runtime_error("build_from_file failed!", error) from error
+
+
+def _plain(recipe: Recipe, options: config.Options, sharing: Sharing | None) -> Built:
+    if sharing is not None:
+        recipe = joined(recipe, sharing)
+    if options.sharing is None:
+        return Built(recipe.load, recipe.load())
+    from ranks.models.imported import naming
+
+    with naming(recipe.path, recipe.given or recipe.path):
+        return _together(recipe, options.sharing)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from ranks.lite.options.conversion_options import ConverterOptions, check_config
 from ranks.lite.options.errors import runtime_error
 from ranks.lite.options.types import DataType, FmkType, ModelType
 from sharding.importers.padded_pooling import keep_zeros
+from sharding.slices.cut_short import WHOLE_FILES
 
 if TYPE_CHECKING:
     import onnx
@@ -70,7 +71,8 @@ class Converter(ConverterOptions):
         output = Path(output_file + _SUFFIX)
         try:
             self._refuse(fmk_type)
-            _write(self._read(fmk_type, Path(model_file)), Path(model_file), output, self)
+            with WHOLE_FILES:
+                _write(self._read(fmk_type, Path(model_file)), Path(model_file), output, self)
             if self.infer:
                 _try(output)
         except ShardrunError as error:

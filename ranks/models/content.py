@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ranks.cache.folder import fingerprint, remembered_hash, size_of_files
 from ranks.errors import ModelError
 from sharding.common.text import parse_whole
-from sharding.onnx_files.external import entries, locations
+from sharding.onnx_files.external import entries, extents
 from sharding.onnx_files.protobuf import MalformedError, without_weights
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ def content_hash(model: bytes | Path, folder: Path | None, hashes: Mapping[str, 
         if isinstance(model, Path):
             return fingerprint(model)
         digest = hashlib.sha256(model)
-        for name in locations(_parsed(model)):
+        for name, parts in extents(_parsed(model)).items():
             if folder is None:
                 raise ModelError(f"a model's weight lies in {name!r}, but nothing says in which folder.")
-            known = hashes.get(name) or remembered_hash(folder / name)
+            known = hashes.get(name) or remembered_hash(folder / name, parts)
             digest.update(f"{name} {known}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()
     except OSError as problem:

@@ -17,7 +17,7 @@ from ranks.errors import ModelError, ShardError
 from sharding.common.nearby import hint, shown
 from sharding.onnx_files.external import find_data, place_of
 from sharding.onnx_files.placeholders import refuse_placeholder
-from sharding.onnx_files.protobuf import not_a_model
+from sharding.onnx_files.protobuf import MalformedError, not_a_model, without_weights
 from sharding.onnx_files.walk import nodes_in, tensors_in
 from sharding.slices.domains import MICROSOFT
 from sharding.slices.manifest import FILE_NAME, Manifest, read_manifest, verify_shard
@@ -25,6 +25,8 @@ from sharding.slices.manifest import FILE_NAME, Manifest, read_manifest, verify_
 if TYPE_CHECKING:
     import onnx
 
+_LONG = 64 << 20
+"""Bytes of a model file, from which on its weights are not looked through."""
 _COLLECTIVE_NAMES = (b"AllReduce", b"AllGather", b"AllToAll", b"shardrun", b"ShardedMoE", b"Distributed")
 _ONLY_WITH_NCCL = {
     "ShardedMoE",
@@ -110,7 +112,13 @@ def may_have_collectives(path: Path) -> bool:
     """Whether a name of collectives or of our metadata occurs in the file; much quicker than parsing it."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return any(data.find(name) >= 0 for name in _COLLECTIVE_NAMES)
+            if len(data) < _LONG:
+                return any(data.find(name) >= 0 for name in _COLLECTIVE_NAMES)
+            with memoryview(data) as whole:
+                stripped = without_weights(whole)
+            return any(name in stripped for name in _COLLECTIVE_NAMES)
+    except MalformedError as error:
+        raise not_a_model(path, error) from None
     except ValueError:
         raise ModelError(f"The model {path} is empty.") from None
     except OSError as error:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ranks.errors import ShardError, SliceError
 from sharding.common.bounds import MAX_MICRO_BATCHES
 from sharding.common.text import parse_whole
+from sharding.slices.manifest import read_sums
 from sharding.slices.manifest_fields import Field
 from sharding.slices.mesh import Mesh, parse_mesh
 
@@ -37,6 +38,8 @@ class Part:
     batch_inputs: Mapping[str, int] = field(default_factory=dict)
     """Input -> the axis that data parallelism and micro-batches cut."""
     batch_outputs: Mapping[str, int] = field(default_factory=dict)
+    batch_lengths: Mapping[str, str] = field(default_factory=dict)
+    """Symbol of the inputs' axes -> the sum of others that it must be, for the batch to be cut."""
     digest: bytes = b""
     """The hash of all metadata that the ranks must have in common."""
 
@@ -173,6 +176,7 @@ def _layout(text: str, part: Part, file: Path, model: onnx.ModelProto) -> Part:
         tuple(outputs),
         axes["inputs"],
         axes["outputs"],
+        read_sums(root["batch"]),
         part.digest,
     )
 

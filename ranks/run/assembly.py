@@ -157,7 +157,7 @@ def _stateful(
 
     if not isinstance(runner, Schedule):
         return Stateful.of(parts, pairs, specs, weights)
-    copies = Copies(runner) if runner.part.mesh.length("data") > 1 else None
+    copies = Copies(runner, pairs) if runner.part.mesh.length("data") > 1 else None
     return replace(Stateful.of(parts, pairs, specs, weights), shown=runner.show, copies=copies)
 
 

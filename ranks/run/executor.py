@@ -24,6 +24,7 @@ from ranks.run.rank_model import Interface, RankModel, Stats
 from ranks.sessions import idle
 from ranks.sessions.session import SessionConfig, at, create, default_threads
 from ranks.weights.shared import automatic
+from sharding.slices.cut_short import WHOLE_FILES
 
 if TYPE_CHECKING:
     import onnx
@@ -66,6 +67,7 @@ DEFAULTS = LoadOptions()
 
 
 @locks.keeping
+@WHOLE_FILES
 def load(
     path: str | Path,
     *,

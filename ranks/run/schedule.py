@@ -56,7 +56,7 @@ class Schedule:
             )
         self._program = program
         self.part = part
-        self._inputs = inputs
+        self.inputs = inputs
         self._own = list(own)
         self._world = world
         columns = part.columns()
@@ -91,13 +91,13 @@ class Schedule:
         return self._together(outputs, failure, busy)
 
     def _rows(self, feeds: Sequence[Array]) -> int | None:
-        """The batch's length; None where no input has a batch axis, and where one symbol of the inputs stands
-        for two lengths. The proof that rows are computed apart holds for equal lengths only: nothing is cut
-        then."""
-        if unlike(self._inputs, [array.shape for array in feeds]):
+        """The batch's length; None where no input has a batch axis, and where lengths are not what symbols
+        say: two for one symbol, or no sum where it stands for one. The proof that rows are computed apart
+        holds for such lengths only: nothing is cut then."""
+        if unlike(self.inputs, [array.shape for array in feeds], self.part.batch_lengths):
             return None
         first: int | None = None
-        for spec, array in zip(self._inputs, feeds, strict=True):
+        for spec, array in zip(self.inputs, feeds, strict=True):
             axis = self.part.batch_inputs.get(spec.name)
             if axis is None:
                 continue
@@ -144,7 +144,7 @@ class Schedule:
 
     def _check_fixed(self, rows: slice | None) -> None:
         """A rank model that fixes its batch runs with that length only."""
-        for spec in self._inputs if rows is not None else ():
+        for spec in self.inputs if rows is not None else ():
             axis = self.part.batch_inputs.get(spec.name)
             if rows is None or axis is None or axis >= len(spec.shape):
                 continue
@@ -158,7 +158,7 @@ class Schedule:
 
     def _cut(self, feeds: Sequence[Array], rows: slice | None) -> list[Array]:
         cut = []
-        for spec, array in zip(self._inputs, feeds, strict=True):
+        for spec, array in zip(self.inputs, feeds, strict=True):
             axis = self.part.batch_inputs.get(spec.name)
             if axis is not None and rows is not None:
                 piece = array[(slice(None),) * axis + (rows,)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol
 from sharding.common.storage import PAGE, why_unwritable
 from sharding.errors import ModelError, OutputError
 from sharding.onnx_files.external import file_of, place_of, put_place
+from sharding.slices.cut_short import WHOLE_FILES
 from sharding.slices.folder import Fill, replace_files
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Weight(Protocol):
     def chunks(self) -> Iterator[bytes]: ...
 
 
+@WHOLE_FILES
 def write_onnx(
     model: onnx.ModelProto,
     source: Path,

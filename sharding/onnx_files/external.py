@@ -7,6 +7,7 @@ files as much as whoever made the link; a model's text, which may be hostile, le
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -111,20 +112,54 @@ def locations(message: Message) -> list[str]:
     return sorted(name for name in names if not _leads_out(name))
 
 
+Extent = tuple[int, "int | None"]
+"""First byte, and the one after the last; None: to the end of the file."""
+
+
+def extents(message: Message) -> dict[str, list[Extent]]:
+    """For each of `locations`, in order, what tensors use of the file: parts that neither meet nor overlap.
+    The file may be far longer."""
+    found: dict[str, list[tuple[int, float]]] = {name: [] for name in locations(message)}
+    for tensor in _external(message):
+        try:
+            place = place_of(tensor)
+        except ValueError:  # a reader says so; then nothing is known of the file
+            return {name: [(0, None)] for name in found}
+        end = math.inf if place.length is None else place.offset + place.length
+        if place.location in found and 0 <= place.offset < end:
+            found[place.location].append((place.offset, end))
+    return {name: _joined(parts) for name, parts in found.items()}
+
+
+def _joined(parts: list[tuple[int, float]]) -> list[Extent]:
+    found: list[tuple[int, float]] = []
+    for start, end in sorted(parts):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return [(start, None if end == math.inf else int(end)) for start, end in found]
+
+
 def entries(message: Message) -> Iterator[tuple[str, str]]:
     """What tensors with external data, anywhere in a protobuf message, say of where they lie."""
+    for tensor in _external(message):
+        yield from ((entry.key, entry.value) for entry in tensor.external_data)
+
+
+def _external(message: Message) -> Iterator[onnx.TensorProto]:
     from google.protobuf.message import Message
 
     from sharding.onnx_files.messages import TensorProto
 
     for field, value in message.ListFields():
         if isinstance(message, TensorProto) and field.name == "external_data":
-            yield from ((entry.key, entry.value) for entry in message.external_data)
+            yield message
         elif isinstance(value, Message):
-            yield from entries(value)
+            yield from _external(value)
         elif field.message_type is not None and isinstance(value, Iterable):
             for item in value:
-                yield from entries(item)
+                yield from _external(item)
 
 
 def _leads_out(location: str) -> bool:

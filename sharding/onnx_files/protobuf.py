@@ -28,6 +28,8 @@ INLINE_BYTES = 4096
 
 _MODEL_GRAPH, _GRAPH_INITIALIZER = 7, 5
 _TENSOR_RAW_DATA, _TENSOR_EXTERNAL_DATA, _TENSOR_DATA_LOCATION = 9, 13, 14
+_MESSAGE_BYTES = 1 << 31
+"""As long is no message that protobuf reads."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -101,6 +103,8 @@ def _rebuild(data: memoryview, start: int, end: int, inner: int, strip: _Strip) 
     for number, wire, first, payload, stop in fields(data, start, end):
         if number == inner and wire == _BYTES:
             parts.append(field(inner, strip(data, payload, stop)))
+        elif stop - first >= _MESSAGE_BYTES:
+            raise MalformedError(f"a field at byte {first} has {stop - first} bytes, none of them weights")
         else:
             parts.append(bytes(data[first:stop]))
     return b"".join(parts)

@@ -157,7 +157,7 @@ class _Proof:
     """One attempt: these axes as the batch, these numbers for the other open lengths."""
 
     def __init__(self, source: Source, axes: Mapping[str, int], lengths: Lengths) -> None:
-        self.axes = axes
+        self.axes, self.sums = axes, lengths.sums
         self.whole = _at(source, axes, WAYS * ROWS, lengths)
         self.part = _at(source, axes, ROWS, lengths)
         self.part_values = dict(_values(self.part.model))
@@ -181,7 +181,7 @@ class _Proof:
                     why = found.why if isinstance(found, _Unknown) else "it has no batch axis"
                 return f"output {value.name!r} cannot be put together from the rows' own outputs: {why}."
             outputs[value.name or ""] = found.axis
-        return BatchAxes(dict(self.axes), outputs)
+        return BatchAxes(dict(self.axes), outputs, dict(self.sums))
 
     def _constant(self, value: ir.Value) -> Relation | _Unknown:
         other = self.part_values.get(value.name or "")

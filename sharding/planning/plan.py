@@ -35,6 +35,7 @@ from sharding.search.reshard import COLLECTIVES
 from sharding.search.solve import counted_weights
 from sharding.search.states import Placed, place
 from sharding.search.steps import Step, steps
+from sharding.slices.cut_short import WHOLE_FILES
 from sharding.slices.domains import MICROSOFT, OWN_DOMAIN
 from sharding.slices.manifest import BatchAxes
 from sharding.slices.mesh import Mesh
@@ -197,6 +198,7 @@ class Plan:
         return to_json(self)
 
 
+@WHOLE_FILES
 def plan_model(
     model: str | Path,
     ranks: int,

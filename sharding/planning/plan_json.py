@@ -20,7 +20,7 @@ def to_json(plan: Plan) -> dict[str, object]:
         "mesh": dict(plan.mesh.axes),
         "micro_batches": plan.micro_batches,
         "lengths": dict(plan.lengths),
-        "batch": {"inputs": dict(plan.batch.inputs), "outputs": dict(plan.batch.outputs)},
+        "batch": plan.batch.to_json(),
         "reason": plan.reason,
         "stages": [
             {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import itertools
 import math
-import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from sharding.graph.symbols import shown, shown_shape
 from sharding.graph.values import shape_of
 from sharding.rules.base import Dim
 from sharding.rules.products import MARK, length_of, product
+from sharding.slices.expressions import number_of, parsed
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -38,6 +38,8 @@ class Lengths:
     numbers: Mapping[str, int]
     other: int = PRIMES[0]
     places: Mapping[Place, int] = field(default_factory=dict)
+    sums: Mapping[str, str] = field(default_factory=dict)
+    """The symbols that are taken for sums, and of what: what is proved holds for inputs of such lengths."""
 
     def number(self, length: Dim, place: Place | None = None) -> int:
         """The number for an axis; exporters write expressions too, such as ``past + 1``."""
@@ -55,6 +57,7 @@ class Lengths:
             {symbol: other if number == one else number for symbol, number in self.numbers.items()},
             self.other,
             {place: other if number == one else number for place, number in self.places.items()},
+            self.sums,
         )
 
 
@@ -98,7 +101,12 @@ def lengths_of(
     )
     for total, a, b in itertools.islice(triples, MAX_SUMS):
         yield tuple(
-            replace(item, numbers={**item.numbers, total: item.numbers[a] + item.numbers[b]}) for item in sets
+            replace(
+                item,
+                numbers={**item.numbers, total: item.numbers[a] + item.numbers[b]},
+                sums={total: f"{a} + {b}"},
+            )
+            for item in sets
         )
 
 
@@ -158,16 +166,11 @@ def with_inputs(
 
 
 def evaluate(length: Dim, numbers: Mapping[str, int]) -> int | None:
-    """The number that an axis' length stands for: a symbol, or an expression of symbols and numbers as
-    exporters write them (``past + 1``, ``Min(128, sequence)``). None where it cannot be told."""
+    """The number that an axis' length stands for: a symbol, or an expression (`sharding.slices.expressions`).
+    None where it cannot be told."""
     if isinstance(length, int) or length is None:
         return length
-    if length in numbers:
-        return numbers[length]
-    try:
-        return _value(_parsed(length), numbers)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    return numbers[length] if length in numbers else number_of(length.replace(MARK, "*"), numbers)
 
 
 def as_product(length: Dim, names: Collection[str] = ()) -> Dim:
@@ -176,7 +179,7 @@ def as_product(length: Dim, names: Collection[str] = ()) -> Dim:
     if not isinstance(length, str) or "*" not in length or length in names:
         return length
     try:
-        factors = list(_factors(_parsed(length)))
+        factors = list(_factors(parsed(length.replace(MARK, "*"))))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return length
     found = product(factors)
@@ -193,41 +196,3 @@ def _factors(node: ast.expr) -> Iterator[Dim]:
         yield node.value
     else:
         raise ValueError("it is not a product")
-
-
-def _parsed(length: str) -> ast.expr:
-    return ast.parse(length[:200].replace(MARK, "*"), mode="eval").body
-
-
-_OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-_FUNCTIONS: Mapping[str, Callable[..., int]] = {"min": min, "max": max, "floor": lambda x: x}
-
-
-def _value(node: ast.expr, numbers: Mapping[str, int]) -> int | None:
-    if isinstance(node, ast.Constant):
-        return node.value if type(node.value) is int and abs(node.value) < 1 << 31 else None
-    if isinstance(node, ast.Name):
-        return numbers.get(node.id)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _value(node.operand, numbers)
-        return None if value is None else -value
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords and node.args:
-        function = _FUNCTIONS.get(node.func.id.lower())
-        found = [_value(item, numbers) for item in node.args]
-        if function is None or None in found or (function not in {min, max} and len(found) > 1):
-            return None
-        return function(*found) if len(found) > 1 else found[0]
-    operation = _OPERATIONS.get(type(node.op)) if isinstance(node, ast.BinOp) else None
-    if operation is None or not isinstance(node, ast.BinOp):
-        return None
-    a, b = _value(node.left, numbers), _value(node.right, numbers)
-    if a is None or b is None or abs(a) > 1 << 31 or abs(b) > 1 << 31:
-        return None
-    return None if b == 0 and operation in {operator.floordiv, operator.mod} else operation(a, b)

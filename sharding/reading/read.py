@@ -29,6 +29,7 @@ from sharding.rewrite.folded_weights import fold_weights
 from sharding.rewrite.joined_directions import join_directions
 from sharding.rewrite.packed_products import take_apart
 from sharding.rewrite.recurrent_weights import recurrent_weights_to_initializers
+from sharding.slices.cut_short import WHOLE_FILES
 from sharding.slices.manifest import FileEntry, sha256_of
 from sharding.slices.state import StatePair
 
@@ -59,6 +60,7 @@ class Source:
     """Those of them that a user has named."""
 
 
+@WHOLE_FILES
 def read_model(path: str | Path, key: Key | None = None) -> Source:
     """Reads an ONNX file, or one that is turned into it (`sharding.importers`); weights stay in their files.
     ``key`` is that of an encrypted file, whose weights are in memory then.

@@ -19,6 +19,7 @@ from typing import BinaryIO
 from sharding.common.storage import is_place, probe, why_unwritable
 from sharding.errors import OutputError, RoomError, ShardError, SliceError
 from sharding.slices import manifest as manifests
+from sharding.slices.cut_short import WHOLE_FILES
 
 _SUFFIX = ".partial"
 _LOCK_SECONDS = 5.0
@@ -52,6 +53,7 @@ def new_folder(output: Path, needed: int, *, merge: bool = False) -> Iterator[Pa
             os.umask(mask)
             temporary.chmod(0o777 & ~mask)
             yield temporary
+            WHOLE_FILES.check()
             with _parent_locked(target):
                 _check(target)  # again: slicing may have taken minutes
                 if not (merge and _merge(temporary, target)):
@@ -236,6 +238,7 @@ def replace_files(files: Sequence[tuple[Path, Fill]]) -> None:
             made.append(path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}"))
             with made[-1].open("xb") as target:
                 fill(target)
+        WHOLE_FILES.check()
         for work, (path, _) in zip(made, files, strict=True):
             work.replace(path)
     except BaseException:

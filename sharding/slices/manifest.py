@@ -95,6 +95,18 @@ class BatchAxes:
 
     inputs: Mapping[str, int] = field(default_factory=dict)
     outputs: Mapping[str, int] = field(default_factory=dict)
+    lengths: Mapping[str, str] = field(default_factory=dict)
+    """Symbol -> the sum of others that it must be, for the batch to be cut; files may leave it out."""
+
+    def to_json(self) -> dict[str, object]:
+        """As manifests and rank models have it."""
+        found: dict[str, object] = {"inputs": dict(self.inputs), "outputs": dict(self.outputs)}
+        return found | ({"lengths": dict(self.lengths)} if self.lengths else {})
+
+
+def read_sums(item: Field) -> dict[str, str]:
+    """The ``lengths`` of `BatchAxes`."""
+    return {name: value.string() for name, value in item.get("lengths", {}).entries()}
 
 
 _NO_MESH = Mesh.of()
@@ -136,6 +148,7 @@ class Manifest:
         head = {"format": FORMAT, "version": VERSION, "created_by": self.created_by}
         body = asdict(self)
         body["mesh"] = dict(self.mesh.axes)
+        body["batch"] = self.batch.to_json()
         body["state"] = to_json(self.state)
         tensors = (*body["inputs"], *body["optional_inputs"], *body["outputs"])
         for entry in (*tensors, *body["weights"].values(), *body["collectives"]):
@@ -335,8 +348,10 @@ def _mesh(item: Field) -> Mesh:
 
 
 def _batch(item: Field) -> BatchAxes:
-    found = [{name: axis.integer(0) for name, axis in item[key].entries()} for key in ("inputs", "outputs")]
-    return BatchAxes(*found)
+    inputs, outputs = (
+        {name: axis.integer(0) for name, axis in item[key].entries()} for key in ("inputs", "outputs")
+    )
+    return BatchAxes(inputs, outputs, read_sums(item))
 
 
 def _check_batch(root: Field, manifest: Manifest) -> None:

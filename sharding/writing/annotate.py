@@ -25,6 +25,7 @@ from sharding.onnx_files.external import find_data, locations
 from sharding.onnx_files.protobuf import field, fields, varint
 from sharding.rules.flow import FLOW
 from sharding.search.branches import paths
+from sharding.slices.cut_short import WHOLE_FILES
 from sharding.slices.folder import replace_file
 from sharding.slices.manifest import sha256_of
 from sharding.slices.mesh import Mesh
@@ -47,6 +48,7 @@ Piece = bytes | tuple[int, int]
 """New bytes, or the range of the source file's that is copied."""
 
 
+@WHOLE_FILES
 def annotate(plan: Plan, output: str | Path) -> None:
     """Writes a copy of the plan's model with the plan as annotations.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -117,7 +116,7 @@ def _metadata(plan: Plan, rank: int) -> dict[str, str]:
     places = plan.pipeline.output_stages(plan.steps, outputs)
     layout = {
         "outputs": [[value.name, place] for value, place in zip(outputs, places, strict=True)],
-        "batch": asdict(plan.batch),
+        "batch": plan.batch.to_json(),
     }
     return {
         "shardrun.rank": str(rank),

@@ -12,6 +12,7 @@ from sharding.importers.write import Progress
 from sharding.planning.plan import Plan, model_tensors
 from sharding.reading.head import find_head
 from sharding.slices import manifest as manifests
+from sharding.slices.cut_short import WHOLE_FILES
 from sharding.slices.folder import check_output as check_output  # noqa: PLC0414 - part of this module's interface
 from sharding.slices.folder import new_folder
 from sharding.slices.manifest import FileEntry, Manifest, RankEntry
@@ -28,6 +29,7 @@ _LOGITS_FROM = manifests.TensorEntry(LOGITS_FROM, "int64", (1,))
 """Called with the bytes of weights written so far and in all."""
 
 
+@WHOLE_FILES
 def write_slices(
     plan: Plan, output: str | Path, progress: Progress | None = None, *, rank: int | None = None
 ) -> Manifest:

@@ -6,15 +6,17 @@ stays where it is, also in a batch of rows of other sessions: so a batch keeps a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ranks.common.tensors import unlike
 from ranks.errors import ShardrunError
 from ranks.run.schedule import Schedule, joined
 from ranks.run.steps.likeliest import Shared
 from ranks.tokens.wanted import SHOWN
 from sharding.common.arrays import Array
+from sharding.slices.state import StatePair
 
 Owners = tuple[int, ...]
 """The copy that has each row, in the rows' order."""
@@ -23,16 +25,19 @@ Owners = tuple[int, ...]
 class Copies:
     """The copies of a model along its mesh's ``data`` axis, as the ranks of one copy see them."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, pairs: Sequence[StatePair]) -> None:
         part = schedule.part
         self.count, self.here = part.mesh.length("data"), part.place["data"]
         self._schedule = schedule
         self._inputs, self._outputs = part.batch_inputs, part.batch_outputs
+        self._sums, self._specs = part.batch_lengths, schedule.inputs
+        self._growing = {pair.input: pair.axis for pair in pairs if pair.kind == "append"}
         self._next = 0
 
     def owners(self, feeds: Mapping[str, Array]) -> Owners:
-        """Which copies take the rows of a new sequence; those of a batch that cannot be cut all go to one."""
-        rows = self._rows(feeds)
+        """Which copies take the rows of a new sequence; those of a batch that cannot be cut all go to one,
+        and those whose inputs are not as long as their symbols say."""
+        rows = None if self._unlike(feeds, 0) else self._rows(feeds)
         first = self._next % self.count
         if rows is None or rows < self.count:
             self._next += 1
@@ -49,6 +54,26 @@ class Copies:
             raise ShardrunError(
                 f"This sequence has {len(owners)} rows, but the step gives {rows}: give as many in each step."
             )
+
+    def check_lengths(self, owners: Owners, feeds: Mapping[str, Array], length: int) -> None:
+        """Raises `ShardrunError` for a step after ``length`` positions whose inputs are not as long as their
+        symbols say: rows that are on several copies are computed apart for such lengths only."""
+        odd = self._unlike(feeds, length) if len(set(owners)) > 1 else ""
+        if odd:
+            raise ShardrunError(
+                f"The dimension {odd}: the rows of this sequence lie on several copies of the model, which "
+                "compute them apart for such lengths only. Give such inputs, or a sequence for each row."
+            )
+
+    def _unlike(self, feeds: Mapping[str, Array], length: int) -> str:
+        shapes: list[list[int | None]] = []
+        for spec in self._specs:
+            if spec.name in feeds:
+                shapes.append(list(feeds[spec.name].shape))
+            else:  # what a sequence holds, or what is filled in
+                axis = self._growing.get(spec.name)
+                shapes.append([length if at == axis else None for at in range(len(spec.shape))])
+        return unlike(self._specs, shapes, self._sums)
 
     def _rows(self, feeds: Mapping[str, Array]) -> int | None:
         """The length of the batch; None where no input has one."""

@@ -243,7 +243,7 @@ class Sequences:
         together = partial(copies.together, owners=owners, asked=shared)
         if mine := copies.mine(owners):
             own = shared.of(mine, len(owners)) if shared is not None else None
-            results = self._one_step(number, copies.cut(feeds, owners), together, own)
+            results = self._one_step(number, copies.cut(feeds, owners), together, own, owners)
         else:
             results = together({}, None)
         self._owners[number] = owners
@@ -255,6 +255,7 @@ class Sequences:
         feeds: Mapping[str, Array],
         shown: Shown | None,
         asked: Asked | Shared | None = None,
+        owners: Owners | None = None,
     ) -> dict[str, Array]:
         """A step of the rows that this copy of the model has. The state changes only where no rank fails."""
         steps, state = self._model.steps, self._open[number]
@@ -270,6 +271,8 @@ class Sequences:
                 feeds = {name: array for name, array in feeds.items() if name not in states}
                 state = self._begin(feeds, initial)
             given = known_feeds.fill(self.filled, feeds, state.length)
+            if self._model.copies is not None and owners is not None:
+                self._model.copies.check_lengths(owners, given, state.length)
             count = found[1] if found is not None else 0
             results = steps.run(state, given, count, asked)
             if shown is not None:

@@ -84,6 +84,9 @@ class Store:
         read-only and lacks them.
         """
         config = replace(config, store=None)
+        if not self.read_only and (why := self.too_large(model)):  # to hash it may take hours
+            log.info("%s: prepared weights in %s cannot be used: %s", what, self.folder, why)
+            return session.create_plain(model, config, what)
         try:
             key = self.key(model, config)
         except ModelError:
@@ -108,6 +111,13 @@ class Store:
         if self.read_only:
             raise WeightsError(f"the prepared weights of {what} ({key}) are not in {self.folder}.")
         return session.create_plain(model, config, what)
+
+    def too_large(self, model: bytes | Path) -> str:
+        """Why no entry can ever hold the weights of a model; "" where one may."""
+        size = size_of(model)
+        if self.limit is not None and size > self.limit:
+            return f"they have {size} bytes, and SHARDRUN_CACHE_LIMIT allows {self.limit}"
+        return ""
 
     @contextlib.contextmanager
     def pin(self, keys: Iterable[str]) -> Iterator[None]:

@@ -20,14 +20,23 @@ class OwnedStore(Store):
 
     def open(self, model: bytes | Path, config: SessionConfig, what: str) -> ort.InferenceSession:
         """As `Store.open`, but raises `WeightsError` where the weights cannot be kept."""
+        self.check_size(model, what)
         session = super().open(model, config, what)
         key = self.key(model, config)
         if key not in self.opened:
-            raise WeightsError(
-                f"the weights of {what} cannot be shared, since they cannot be kept in {self.folder} "
-                f"({self.reason(key).rstrip('.')}): correct that, or set SHARDRUN_CACHE to another folder."
-            )
+            raise self._not_kept(what, self.reason(key))
         return session
+
+    def check_size(self, model: bytes | Path, what: str) -> None:
+        """Raises `WeightsError` for a model whose weights cannot be kept, before anything of them is read."""
+        if why := self.too_large(model):
+            raise self._not_kept(what, why)
+
+    def _not_kept(self, what: str, why: str) -> WeightsError:
+        return WeightsError(
+            f"the weights of {what} cannot be shared, since they cannot be kept in {self.folder} "
+            f"({why.rstrip('.')}): correct that, or set SHARDRUN_CACHE to another folder."
+        )
 
     def keep(self) -> AbstractContextManager[None]:
         """Holds what was opened, so that nobody throws it out."""

@@ -165,7 +165,10 @@ def _owned(use: Use) -> OwnedStore | OwnedOnDevice:
         raise WeightsError(
             f"weights cannot be shared without a store of prepared weights: {problem}"
         ) from None
-    return OwnedStore(store.folder, store.limit, cache=store.cache)
+    owned = OwnedStore(store.folder, store.limit, cache=store.cache)
+    if use.path.is_file():  # else its ranks' models are looked at one by one
+        owned.check_size(use.path, str(use.path))
+    return owned
 
 
 def _attached(use: Use, connection: Connection) -> Store:

@@ -11,6 +11,7 @@ import numpy as np
 
 from sharding.common.arrays import ArrayLike, DTypeLike
 from sharding.common.names import Names
+from sharding.importers.mindir.doubles import written
 from sharding.importers.mindir.folding import FOLDED, is_small, may_fold
 from sharding.importers.mindir.kernels import substitute
 from sharding.importers.mindir.onnx_types import (
@@ -84,6 +85,8 @@ class GraphBuilder:
         (another ``domain``). Raises `RefusedError` where ONNX's rules do not allow such inputs.
         """
         values = self._values(op_type, inputs, domain)
+        if not domain and (form := written(self, op_type, values, attributes or {})) is not None:
+            return [form]
         if not domain and (change := substitute(op_type, values, attributes or {})) is not None:
             lacking, other, place = change
             rest = [

@@ -14,12 +14,12 @@ from sharding.importers.mindir.primitives.base import Value
 
 _SINGLE_ONLY = frozenset(
     {
-        "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "AveragePool", "Celu", "Conv", "ConvTranspose",
-        "Cos", "Cosh", "Det", "Elu", "Erf", "GridSample", "HardSigmoid", "InstanceNormalization", "LRN",
-        "LeakyRelu", "PRelu", "Resize", "Selu", "Sinh", "Softplus", "Softsign", "Tan",
+        *("AveragePool", "Conv", "ConvTranspose", "Det", "GridSample", "InstanceNormalization", "LRN"),
+        "Resize",
     }
-)  # fmt: skip
-"""Operators of float32 that have no kernel for float64."""
+)
+"""Operators of float32 that have no kernel for float64, and that `sharding.importers.mindir.doubles` does not
+write."""
 _FOR_INTEGERS = {
     "Where": {"bool": "int32", "int8": "int32", "int16": "int32", "uint16": "int32", "uint32": "int64",
               "uint64": "int64"},

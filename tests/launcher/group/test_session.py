@@ -320,3 +320,25 @@ def test_sessions_that_are_opened_at_once_are_others(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
     assert sorted(numbers) == list(range(1, 9))
+
+
+def test_rows_whose_inputs_are_of_odd_lengths_stay_together(tmp_path: Path) -> None:
+    """Two inputs of one symbol: rows are computed apart where they are of one length, and only then."""
+    text = """
+    g (float[b, s, 4] x, float[b, s] m, float[b, p, 4] past_kv) => (float[b, 4] y, float[b, q, 4] present_kv)
+      <int64[2] rest = {-1, 4}, int64 zero = {0}, int64 one = {1}> {
+      present_kv = Concat<axis = 1>(past_kv, x)
+      f = Reshape(x, rest) l = Shape(m) N = Gather(l, zero) k = Gather(l, one) r = Range(zero, N, one)
+      o = Mul(r, k) y = Gather(f, o) }"""
+    path = graphs.save(tmp_path / "model.onnx", text, {})
+    plain = graphs.session(path, optimized=False)
+    past = {"past_kv": np.zeros((4, 0, 4), np.float32)}
+    odd, even = (
+        {"x": graphs.array(4, 5, 4), "m": graphs.array(4, length, seed=1)} for length in (3, 5)
+    )  # fmt: skip
+    with start(path, ranks=2, threads=1, options=SliceOptions(mesh=parse_mesh("data=2"))) as group:
+        for feeds in (odd, even):
+            session = group.session()
+            np.testing.assert_array_equal(session.predict(feeds)["y"], plain.run(["y"], feeds | past)[0])
+        with pytest.raises(PredictError, match="'s' has length 3 in input 'm', but 5 in input 'x'"):
+            session.predict(odd)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ranks.cache import intact
 from ranks.models import model_file
 from sharding.demands.options import SliceOptions
 from sharding.errors import ModelError, ShardError, SliceError
+from sharding.onnx_files.external import Extent
 from sharding.slices.manifest import read_manifest
 from sharding.slices.mesh import Mesh
 from tests.launcher.cli_tools import environment, save_mlp
@@ -83,13 +84,13 @@ def test_a_changed_model_is_sliced_again(folder: Path, slicings: list[Any]) -> N
 def test_a_hash_is_remembered_until_a_file_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = save_mlp(folder / "m.onnx", external=True)
     hashed: list[Path] = []
-    original = cache_folder.sha256_of
+    original = cache_folder.hash_of
 
-    def counted(path: Path) -> str:
+    def counted(path: Path, parts: Sequence[Extent]) -> str:
         hashed.append(path)
-        return original(path)
+        return original(path, parts)
 
-    monkeypatch.setattr(cache_folder, "sha256_of", counted)
+    monkeypatch.setattr(cache_folder, "hash_of", counted)
     first = cache_folder.fingerprint(model)
     assert [path.name for path in hashed] == ["m.onnx", "m.onnx.data"]
     assert cache_folder.fingerprint(model) == first and len(hashed) == 2

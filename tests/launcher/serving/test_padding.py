@@ -197,3 +197,26 @@ def test_joining_is_needed(words: Path, texts: Path) -> None:
         ),
         TensorModel,
     )
+
+
+@pytest.mark.parametrize(("length", "joined"), [(5, 2), (3, 1)])
+def test_only_lengths_for_which_rows_are_apart_are_joined(length: int, joined: int) -> None:
+    """Rows are computed apart where ``total`` is a sum; ONNX Runtime does not check that."""
+    shapes: dict[str, tuple[str | int, ...]] = {"past": ("n", "p"), "new": ("n", "s"), "mask": ("n", "total")}
+    specs = [TensorSpec(name, np.dtype(np.float32), shape) for name, shape in shapes.items()]
+    sizes = {"past": 2, "new": 3, "mask": length}
+    request = {name: np.zeros((1, size), np.float32) for name, size in sizes.items()}
+
+    async def count() -> int:
+        queue: FairQueue[Request] = FairQueue(9)
+        for _ in range(2):
+            queue.put(Request(request, 0.0, asyncio.get_running_loop().create_future()))
+        batch = Batch([queue.take() or pytest.fail()])
+        await (
+            Batching(8, apart=lambda names: {"total": "p + s"})
+            .checked(Given(specs, [specs[0]]))
+            .fill(batch, queue)
+        )
+        return len(batch.requests)
+
+    assert asyncio.run(count()) == joined

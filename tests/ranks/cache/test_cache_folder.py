@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from pathlib import Path
 
+import onnx
 import pytest
 
+import ranks
 from launcher.job import cache
 from ranks.cache import entries, intact, locks
 from ranks.cache import folder as cache_folder
-from ranks.cache.folder import hashes_folder, locked, recall, remember, remembered_hash, write_whole
+from ranks.cache.folder import (
+    fingerprint,
+    hashes_folder,
+    locked,
+    recall,
+    remember,
+    remembered_hash,
+    size_of_files,
+    write_whole,
+)
 from ranks.common.waiting import HeldError
+from ranks.errors import ModelError, WeightsError
 from sharding.demands.options import SliceOptions
+from sharding.onnx_files.external import put_place
 from sharding.slices.manifest import FILE_NAME
 
 
@@ -120,3 +134,54 @@ def test_new_slices_are_held_as_those_that_were_there(file: Path, monkeypatch: p
     assert not entries.remove(found)
     kept[0].close()
     assert entries.remove(found)
+
+
+def _external(folder: Path, offset: int, rows: int, size: int) -> Path:
+    """A model whose weight lies in so long a file, mostly a hole."""
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, ["n", 16]) for name in "xy")
+    weight = onnx.TensorProto(name="w", data_type=1, dims=[rows, 16])
+    put_place(weight, "w.data", offset, rows * 64)
+    path = folder / "model.onnx"
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [x], [y], [weight])), path)
+    with (folder / "w.data").open("wb") as data:
+        data.truncate(size)
+    return path
+
+
+@pytest.mark.timeout(60)
+def test_of_external_data_only_what_a_model_uses_counts(file: Path) -> None:
+    """The file is a terabyte long, of which the model has a kilobyte."""
+    size = 1 << 40
+    path = _external(file.parent, size - 4096, 16, size)
+    found = [fingerprint(path)]
+    assert size_of_files(path) < 4096
+    for offset in (0, size - 5000, size - 4096, size - 4096 + 1023, size - 3072):
+        with (file.parent / "w.data").open("r+b") as data:
+            data.seek(offset)
+            data.write(b"x")
+        found.append(fingerprint(path))
+    same = [before == after for before, after in itertools.pairwise(found)]
+    assert same == [True, True, False, False, True]
+
+
+@pytest.mark.timeout(60)
+def test_weights_that_no_cache_holds_are_not_read(file: Path) -> None:
+    rows = 1 << 34
+    path = _external(file.parent, 0, rows, rows * 64)
+    with pytest.raises(
+        WeightsError, match=rf"they have {rows * 64 + path.stat().st_size} bytes, and SHARDRUN_CACHE"
+    ):
+        ranks.share_weights(str(path))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("tail", [b"", b"\xa2\x06\x80\x80\x80\x80\x80\x20"], ids=["zeros", "a field"])
+def test_what_no_reader_takes_is_not_hashed(file: Path, tail: bytes) -> None:
+    path = _external(file.parent, 0, 16, 4096)
+    with path.open("ab") as model:
+        model.write(tail)
+        model.truncate(model.tell() + (1 << 40))
+    for use in (fingerprint, lambda path: ranks.share_weights(str(path))):
+        with pytest.raises(ModelError, match="is not an ONNX file, or it is truncated"):
+            use(path)

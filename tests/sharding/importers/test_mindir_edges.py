@@ -25,11 +25,10 @@ def run(folder: Path, kind: str, *inputs: Array, parts: bool = False, **attribut
     named = [(f"x{place}", item.dtype.name, item.shape) for place, item in enumerate(inputs)]
     graph = file.graph("main", *named)
     operands = [graph[name] for name, _, _ in named]
-    shape = inputs[0].shape
+    shape, dtype = inputs[0].shape, inputs[0].dtype.name
     if parts:
         operands = [graph.prim("Complex", *pair) for pair in zip(operands[::2], operands[1::2], strict=True)]
-    found = graph.prim(kind, *operands, types=() if parts else (("float32", shape),), **attributes)
-    dtype = inputs[0].dtype.name
+    found = graph.prim(kind, *operands, types=() if parts else ((dtype, shape),), **attributes)
     graph.gives(graph.prim("ViewAsReal", found, types=((dtype, (*shape, 2)),)) if parts else found)
     session = graphs.session(import_model(file.save(folder / "edge.mindir")))
     names = [item.name for item in session.get_inputs()]
@@ -200,3 +199,42 @@ def test_distances_of_no_norm_are_refused(kind: str, p: float, why: str, tmp_pat
     rows = [np.eye(3, dtype=np.float32)] * (2 if kind == "Cdist" else 1)
     with pytest.raises(ModelError, match=why):
         run(tmp_path, kind, *rows, p=p)
+
+
+DOUBLES: dict[str, Any] = {
+    "Cos": torch.cos, "Tan": torch.tan, "Sinh": torch.sinh, "Cosh": torch.cosh, "Asin": torch.asin,
+    "ACos": torch.acos, "Atan": torch.atan, "Asinh": torch.asinh, "Acosh": torch.acosh, "Atanh": torch.atanh,
+    "Erf": torch.erf, "Erfc": torch.erfc, "Erfinv": torch.erfinv, "Expm1": torch.expm1, "Log1p": torch.log1p,
+    "Sigmoid": torch.sigmoid, "SiLU": torch.nn.functional.silu, "GeluExt": torch.nn.functional.gelu,
+    "GeLU": lambda x: torch.nn.functional.gelu(x, approximate="tanh"), "CeLU": torch.celu,
+    "EluExt": torch.nn.functional.elu, "SeLU": torch.selu, "Mish": torch.nn.functional.mish,
+    "Softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)), "Softsign": torch.nn.functional.softsign,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DOUBLES)
+def test_float64_keeps_its_digits(kind: str, tmp_path: Path) -> None:
+    """Of a number between -8 and 8, of tiny ones, and of those where functions change or end."""
+    random = np.random.default_rng(0)
+    tiny = random.uniform(-1, 1, 200) * 10.0 ** random.uniform(-18, -3, 200)
+    edges = [0, 1, -1, 0.5, -0.5, 2, 30, -30, 700, -700, np.inf, np.nan, np.pi / 2, 1e5]
+    x = np.concatenate([random.uniform(-8, 8, 400), random.uniform(-1, 1, 400), tiny, edges])
+    found, wanted = run(tmp_path, kind, x), DOUBLES[kind](torch.tensor(x)).numpy()
+    assert found.dtype == np.float64
+    finite = np.abs(wanted) < 1e15  # a pole is only met nearly
+    lost = 4e-15 if kind in {"GeluExt", "GeLU"} else 1e-16  # by torch, in differences from 1
+    np.testing.assert_allclose(found[finite], wanted[finite], rtol=2e-13, atol=lost)
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(wanted))
+
+
+def test_angles_of_float64_keep_their_digits(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    some = [0, -0.0, 1, -1, 1e-300, -1e300, np.inf, -np.inf]
+    y, x = (np.concatenate([random.uniform(-3, 3, 400), part.ravel()]) for part in np.meshgrid(some, some))
+    found, wanted = run(tmp_path, "Atan2", y, x), torch.atan2(torch.tensor(y), torch.tensor(x)).numpy()
+    np.testing.assert_allclose(found, wanted, rtol=1e-15, atol=1e-300)
+
+
+@pytest.mark.parametrize("kind", ["Sinh", "Asin", "Atan", "Asinh", "Atanh", "Erf", "Erfinv", "Tan"])
+def test_zeros_of_float64_keep_their_sign(kind: str, tmp_path: Path) -> None:
+    assert np.signbit(run(tmp_path, kind, np.array([-0.0, 0.0]))).tolist() == [True, False]

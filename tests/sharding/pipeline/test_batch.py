@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import sharding
+from ranks.run import executor
 from sharding.demands.options import SliceOptions
 from sharding.errors import SliceError
 from sharding.graph.symbols import shown_shape
@@ -14,6 +15,7 @@ from sharding.pipeline.batch import batch_axes
 from sharding.reading.read import read_model
 from sharding.slices.manifest import BatchAxes
 from sharding.slices.mesh import Mesh
+from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.sharding import graphs, lockstep
 
 
@@ -334,3 +336,45 @@ def test_a_fixed_number_of_rows_inside_is_named(tmp_path: Path) -> None:
       u = Constant<value = int64[2] {-1, 4}>() y = Reshape(b, u) }"""
     found = _found(tmp_path, text)
     assert isinstance(found, str) and "Reshape" in found
+
+
+SUMS = {
+    "a length that is the sum of two others": (
+        "float[n, p, 4] past, float[n, s, 4] new, float[n, total] m",
+        "x = Concat<axis = 1>(past, new) k = Gather(l, one)",
+        {"total": "p + s"},
+        {"past": (4, 2, 4), "new": (4, 3, 4), "m": (4, 5)},
+        {"m": (4, 2)},
+    ),
+    "a length that the file calls a sum": (
+        'float[n, p, 4] x, float[n, "p + 1"] m',
+        "k0 = Gather(l, one) k = Sub(k0, one)",
+        {},
+        {"x": (4, 5, 4), "m": (4, 6)},
+        {"m": (4, 3)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SUMS.values(), ids=SUMS)
+def test_lengths_that_rows_depend_on_are_checked_when_fed(tmp_path: Path, case: Any) -> None:
+    """Rows are gathered by one length of inputs that have another: only where both are equal are they a row's
+    own. ONNX Runtime does not hold a model to its symbols, so others may be fed, and nothing is cut then."""
+    inputs, length, sums, fits, odd = case
+    nodes = f"l = Shape(m) {length} N = Gather(l, zero) r = Range(zero, N, one) o = Mul(r, k)"
+    text = f"g ({inputs}) => (float[n, 4] z) {{ {NUMBERS} {nodes} f = Reshape(x, rest) z = Gather(f, o) }}"
+    path = graphs.save(tmp_path / "model.onnx", text, {})
+    found = batch_axes(read_model(path))
+    assert isinstance(found, BatchAxes) and found.lengths == sums
+    folder = tmp_path / "slices"
+    sharding.slice_model(path, 2, folder, options=SliceOptions(strategy="data"))
+    given = [{name: graphs.array(*shape) for name, shape in shapes.items()} for shapes in (fits, fits | odd)]
+
+    def work(world: FakeCommunicator) -> list[Any]:
+        loaded = executor.load(folder, communicator=world, threads=1)
+        return [array for feeds in given for array in loaded.run(feeds)]
+
+    plain = graphs.session(path, optimized=False)
+    wanted = [array for feeds in given for array in plain.run(None, feeds)]
+    for results in on_ranks(2, work):
+        assert all(map(np.array_equal, results, wanted))

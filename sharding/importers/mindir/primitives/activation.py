@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sharding.importers.mindir import doubles
 from sharding.importers.mindir.primitives.base import (
     Node,
     Operand,
@@ -71,7 +72,7 @@ def silu(b: Builder, x: Value) -> Value:
 def gelu(b: Builder, x: Value) -> Value:
     """The tanh form."""
     wide = b.floating(x)
-    if b.opset >= GELU_SINCE:
+    if b.opset >= GELU_SINCE and wide.dtype != np.float64:  # ONNX writes it with constants of float32
         return b.op("Gelu", [wide], {"approximate": "tanh"})
     cube = b.op("Mul", [b.op("Mul", [b.op("Mul", [wide, wide]), wide]), b.scalar(0.044715, wide)])
     inner = b.op("Mul", [b.op("Add", [wide, cube]), b.scalar(np.sqrt(2 / np.pi), wide)])
@@ -85,6 +86,8 @@ def gelu_ext(b: Builder, x: Value, *, approximate: Operand = "none") -> Value:
     if b.text(approximate, "approximate", APPROXIMATE) == "tanh":
         return gelu(b, x)
     wide = b.floating(x)
+    if wide.dtype == np.float64:
+        return doubles.gelu(doubles.Number(b, wide)).value
     if b.opset >= GELU_SINCE:
         return b.op("Gelu", [wide])
     part = b.op("Erf", [b.op("Div", [wide, b.scalar(np.sqrt(2), wide)])])
@@ -120,7 +123,7 @@ def elu(b: Builder, x: Value, *, alpha: float = 1.0) -> Value:
 @primitive("CeLU")
 def celu(b: Builder, x: Value, *, alpha: float = 1.0) -> Value:
     """x, below 0 alpha (exp(x / alpha) - 1)."""
-    return b.op("Celu", [b.cast(x, np.float32)], {"alpha": alpha})
+    return b.op("Celu", [x if x.dtype == np.float64 else b.cast(x, np.float32)], {"alpha": alpha})
 
 
 @primitive("PReLU")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from sharding.importers.mindir import doubles
 from sharding.importers.mindir.primitives.arithmetic import binary, truncated
 from sharding.importers.mindir.primitives.base import Node, Operand, Value, alike, primitive, table
 from sharding.importers.mindir.primitives.operands import FLOAT32, Builder, Formula, Number, is_float
@@ -73,45 +76,25 @@ def identity_n(b: Builder, x: Operand) -> Operand:
 
 @primitive("Expm1")
 def expm1(b: Builder, x: Value) -> Value:
-    """exp(x) - 1; for small x as 2 sinh(x/2) exp(x/2), which keeps their digits."""
-    wide = b.floating(x)
-    half = b.op("Mul", [wide, b.scalar(0.5, wide)])
-    product = b.op("Mul", [b.op("Sinh", [half]), b.op("Exp", [half])])
-    plain = b.op("Sub", [b.op("Exp", [wide]), b.scalar(1, wide)])
-    near = b.op("Less", [b.op("Abs", [wide]), b.scalar(1, wide)])
-    return b.op("Where", [near, b.op("Add", [product, product]), plain])
+    """exp(x) - 1, with the digits that the difference would not have for small x."""
+    return _in_doubles(b, x, doubles.expm1)
 
 
 @primitive("Log1p")
 def log1p(b: Builder, x: Value) -> Value:
-    """log(1 + x); for small x by x log(u) / (u - 1) with u = 1 + x, which keeps its digits (W. Kahan)."""
-    wide = b.floating(x)
-    one = b.scalar(1, wide)
-    raised = b.op("Add", [wide, one])
-    distance = b.op("Sub", [raised, one])
-    nothing = b.op("Equal", [distance, b.scalar(0, wide)])
-    far = b.op("Or", [nothing, b.op("Greater", [b.op("Abs", [wide]), one])])
-    divisor = b.op("Where", [far, one, distance])
-    corrected = b.op("Mul", [b.op("Log", [raised]), b.op("Div", [wide, divisor])])
-    plain = b.op("Where", [nothing, wide, b.op("Log", [raised])])
-    return b.op("Where", [far, plain, corrected])
+    """log(1 + x), with the digits that the sum would not have for small x."""
+    return _in_doubles(b, x, doubles.log1p)
 
 
 @primitive("Erfc")
 def erfc(b: Builder, x: Value) -> Value:
-    """1 - erf(x), with the digits that a difference from 1 would not have: t exp(-x x + P(t)) with
-    t = 1 / (1 + x/2), P from Press et al., Numerical Recipes, 6.2 (relative error below 1.2e-7)."""
-    wide = b.cast(b.floating(x), np.float64)
-    far = b.op("Abs", [wide])
-    t = b.op("Reciprocal", [b.op("Add", [b.op("Mul", [far, b.scalar(0.5, far)]), b.scalar(1, far)])])
-    power = b.op("Sub", [_polynomial(b, t, _ERFC), b.op("Mul", [far, far])])
-    found = b.op("Mul", [t, b.op("Exp", [power])])
-    below = b.op("Less", [wide, b.scalar(0, wide)])
-    return b.op("Where", [below, b.op("Sub", [b.scalar(2, found), found]), found])
+    """1 - erf(x), with the digits that a difference from 1 would not have."""
+    return _in_doubles(b, x, doubles.erfc)
 
 
-_ERFC = (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196,
-         1.00002368, -1.26551223)  # fmt: skip
+def _in_doubles(b: Builder, x: Value, form: Callable[[doubles.Number], doubles.Number]) -> Value:
+    wide = b.floating(x)
+    return b.cast(form(doubles.Number(b, b.cast(wide, np.float64))).value, wide.dtype)
 
 
 @primitive("Sinc")
@@ -232,7 +215,7 @@ def logit(b: Builder, x: Value, *, eps: Operand = -1.0) -> Value:
 def erfinv(b: Builder, x: Value) -> Value:
     """The inverse of erf, by the polynomials of M. Giles, Approximating the erfinv
     function (2010)."""
-    wide = b.cast(x, FLOAT32)  # what the polynomials are for
+    wide = x if x.dtype == np.float64 else b.cast(x, FLOAT32)  # what the polynomials are for
     one = b.scalar(1, wide)
     w = b.op("Neg", [b.op("Log", [b.op("Mul", [b.op("Sub", [one, wide]), b.op("Add", [one, wide])])])])
     near = _polynomial(b, b.op("Sub", [w, b.scalar(2.5, w)]), _GILES_NEAR)
@@ -241,6 +224,8 @@ def erfinv(b: Builder, x: Value) -> Value:
     found = b.op("Mul", [chosen, wide])
     limit = b.op("Equal", [b.op("Abs", [wide]), one])
     infinite = b.op("Mul", [wide, b.scalar(np.inf, wide)])
+    if x.dtype == np.float64:
+        return doubles.erfinv(doubles.Number(b, x), doubles.Number(b, found)).value
     return b.op("Where", [limit, infinite, found])
 
 

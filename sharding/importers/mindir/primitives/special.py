@@ -10,77 +10,13 @@ far each may be off.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from sharding.importers.mindir.doubles import Coefficients, Number
 from sharding.importers.mindir.primitives.base import Value, table
 from sharding.importers.mindir.primitives.operands import Builder
 from sharding.importers.mindir.primitives.steps import FLOAT64
-
-Coefficients = tuple[float, ...]
-"""Of a polynomial, the lowest power first."""
-
-
-@dataclass(frozen=True)
-class _Number:
-    """A value in float64, with Python's operators."""
-
-    b: Builder
-    value: Value
-
-    def of(self, other: _Number | float) -> Value:
-        return other.value if isinstance(other, _Number) else self.b.scalar(other, self.value)
-
-    def make(self, kind: str, *inputs: Value) -> _Number:
-        return _Number(self.b, self.b.op(kind, list(inputs)))
-
-    def __add__(self, other: _Number | float) -> _Number:
-        return self.make("Add", self.value, self.of(other))
-
-    def __sub__(self, other: _Number | float) -> _Number:
-        return self.make("Sub", self.value, self.of(other))
-
-    def __mul__(self, other: _Number | float) -> _Number:
-        return self.make("Mul", self.value, self.of(other))
-
-    def __truediv__(self, other: _Number | float) -> _Number:
-        return self.make("Div", self.value, self.of(other))
-
-    def under(self, other: float) -> _Number:
-        """A number divided by this one."""
-        return self.make("Div", self.of(other), self.value)
-
-    def wave(self, kind: str) -> _Number:
-        """Sine or cosine: ONNX Runtime has that of float64 as a sine alone, and a quarter of a turn added to
-        a large number would be lost."""
-        if kind == "Sin":
-            return self.apply("Sin")
-        half = (self / 2).apply("Sin")
-        return (half * half * 2 - 1).apply("Neg")
-
-    def apply(self, kind: str) -> _Number:
-        """An operator of one input."""
-        return self.make(kind, self.value)
-
-    def least(self, other: float) -> _Number:
-        return self.make("Max", self.value, self.of(other))
-
-    def most(self, other: float) -> _Number:
-        return self.make("Min", self.value, self.of(other))
-
-    def polynomial(self, coefficients: Coefficients) -> _Number:
-        found = _Number(self.b, self.of(coefficients[-1]))
-        for coefficient in reversed(coefficients[:-1]):
-            found = found * self + coefficient
-        return found
-
-    def where_equal(self, amount: float, yes: float, no: _Number) -> _Number:
-        return self.make("Where", self.b.op("Equal", [self.value, self.of(amount)]), self.of(yes), no.value)
-
-    def where_below(self, bound: float, yes: _Number, no: _Number) -> _Number:
-        return self.make("Where", self.b.op("Less", [self.value, self.of(bound)]), yes.value, no.value)
-
 
 _I_NEAR = (
     (1.0, 3.5156229, 3.0899424, 1.2067492, 0.2659732, 0.360768e-1, 0.45813e-2),
@@ -124,11 +60,11 @@ _PI_HALVES = 0.636619772
 """2 / pi, as the approximations have it."""
 
 
-def _odd(x: _Number, found: _Number, order: int) -> _Number:
+def _odd(x: Number, found: Number, order: int) -> Number:
     return found * x.apply("Sign") if order else found
 
 
-def _i(x: _Number, order: int, scaled: bool) -> _Number:
+def _i(x: Number, order: int, scaled: bool) -> Number:
     """The modified function of the first kind, times exp(-|x|) if ``scaled``."""
     size = x.apply("Abs")
     near_size = size.most(_FIRST_FAR_I)
@@ -144,7 +80,7 @@ def _i(x: _Number, order: int, scaled: bool) -> _Number:
     return _odd(x, size.where_below(_FIRST_FAR_I, near, far), order)
 
 
-def _k(x: _Number, order: int, scaled: bool) -> _Number:
+def _k(x: Number, order: int, scaled: bool) -> Number:
     """The modified function of the second kind, times exp(x) if ``scaled``; below 0 it is no number."""
     close = x.most(_FIRST_FAR_K)
     half = close / 2
@@ -160,12 +96,12 @@ def _k(x: _Number, order: int, scaled: bool) -> _Number:
     return x.where_equal(0, np.inf, x.where_below(_FIRST_FAR_K, near, far))
 
 
-def _ratio(x: _Number, parts: tuple[Coefficients, Coefficients]) -> _Number:
+def _ratio(x: Number, parts: tuple[Coefficients, Coefficients]) -> Number:
     square = x * x
     return square.polynomial(parts[0]) / square.polynomial(parts[1])
 
 
-def _far(size: _Number, order: int, kinds: tuple[str, str], sign: int) -> _Number:
+def _far(size: Number, order: int, kinds: tuple[str, str], sign: int) -> Number:
     """The wave that the functions of the first and second kind become."""
     distant = size.least(_FIRST_FAR)
     slope = distant.under(_FIRST_FAR)
@@ -176,7 +112,7 @@ def _far(size: _Number, order: int, kinds: tuple[str, str], sign: int) -> _Numbe
     return distant.under(_PI_HALVES).apply("Sqrt") * (one + other * sign)
 
 
-def _j(x: _Number, order: int) -> _Number:
+def _j(x: Number, order: int) -> Number:
     """The function of the first kind."""
     size = x.apply("Abs")
     close = size.most(_FIRST_FAR)
@@ -185,7 +121,7 @@ def _j(x: _Number, order: int) -> _Number:
     return _odd(x, size.where_below(_FIRST_FAR, near, _far(size, order, ("Cos", "Sin"), -1)), order)
 
 
-def _y(x: _Number, order: int) -> _Number:
+def _y(x: Number, order: int) -> Number:
     """The function of the second kind; below 0 it is no number."""
     close = x.most(_FIRST_FAR)
     ratio = _ratio(close, _Y_NEAR[order])
@@ -202,7 +138,7 @@ _SHIFT = 8
 """How far `_digamma` goes up before its series is right."""
 
 
-def _lgamma(x: _Number) -> _Number:
+def _lgamma(x: Number) -> Number:
     """C. Lanczos's series, and from the other side of 1/2 the reflection."""
     mirrored = x.where_below(0.5, (x - 1).apply("Neg"), x) - 1
     series = mirrored * 0 + _LANCZOS[0]
@@ -217,13 +153,13 @@ def _lgamma(x: _Number) -> _Number:
     return x.make("Where", pole.value, x.of(np.inf), found.value)
 
 
-def _turn(x: _Number) -> _Number:
+def _turn(x: Number) -> Number:
     """How far to the nearest whole number, with all digits of a small number and the sign of -0.0."""
     # the whole number is chosen, not x: ONNX Runtime's Where gives 0.0 for -0.0
-    return x - x.apply("Abs").where_below(0.5, _Number(x.b, x.of(0)), x.apply("Round"))
+    return x - x.apply("Abs").where_below(0.5, Number(x.b, x.of(0)), x.apply("Round"))
 
 
-def _digamma(x: _Number) -> _Number:
+def _digamma(x: Number) -> Number:
     """The series of large numbers, to which smaller ones are led, and the reflection below 1/2."""
     mirrored = x.where_below(0.5, (x - 1).apply("Neg"), x)
     steps = mirrored.under(1.0)
@@ -240,11 +176,11 @@ def _digamma(x: _Number) -> _Number:
     return x.make("Where", pole.value, x.of(np.nan), x.where_below(0.5, left, right).value)
 
 
-def _converted(b: Builder, x: Value, form: Callable[[_Number], _Number]) -> Value:
-    return b.cast(form(_Number(b, b.cast(x, FLOAT64))).value, b.floating(x).dtype)
+def _converted(b: Builder, x: Value, form: Callable[[Number], Number]) -> Value:
+    return b.cast(form(Number(b, b.cast(x, FLOAT64))).value, b.floating(x).dtype)
 
 
-_FORMS: dict[str, Callable[[_Number], _Number]] = {
+_FORMS: dict[str, Callable[[Number], Number]] = {
     "Lgamma": _lgamma,
     "Digamma": _digamma,
     "BesselI0": lambda x: _i(x, 0, scaled=False),
@@ -263,6 +199,6 @@ _FORMS: dict[str, Callable[[_Number], _Number]] = {
 
 
 @table(_FORMS)
-def special(form: Callable[[_Number], _Number], b: Builder, x: Value) -> Value:
+def special(form: Callable[[Number], Number], b: Builder, x: Value) -> Value:
     """A special function of each element."""
     return _converted(b, x, form)

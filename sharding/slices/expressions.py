@@ -1,0 +1,58 @@
+"""Lengths of axes as exporters write them: expressions of names and numbers."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+
+_LONGEST = 200
+"""Characters of an expression that are read."""
+
+
+def number_of(length: str, numbers: Mapping[str, int]) -> int | None:
+    """What an expression (``past + 1``, ``Min(128, sequence)``) of these names is; None where it cannot be
+    told."""
+    try:
+        return _value(parsed(length), numbers)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def parsed(length: str) -> ast.expr:
+    """The expression's tree. Raises `SyntaxError`, `ValueError`, and what else Python's parser does."""
+    return ast.parse(length[:_LONGEST], mode="eval").body
+
+
+_OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_FUNCTIONS: Mapping[str, Callable[..., int]] = {"min": min, "max": max, "floor": lambda x: x}
+
+
+def _value(node: ast.expr, numbers: Mapping[str, int]) -> int | None:
+    if isinstance(node, ast.Constant):
+        return node.value if type(node.value) is int and abs(node.value) < 1 << 31 else None
+    if isinstance(node, ast.Name):
+        return numbers.get(node.id)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _value(node.operand, numbers)
+        return None if value is None else -value
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords and node.args:
+        function = _FUNCTIONS.get(node.func.id.lower())
+        found = [_value(item, numbers) for item in node.args]
+        if function is None or None in found or (function not in {min, max} and len(found) > 1):
+            return None
+        return function(*found) if len(found) > 1 else found[0]
+    operation = _OPERATIONS.get(type(node.op)) if isinstance(node, ast.BinOp) else None
+    if operation is None or not isinstance(node, ast.BinOp):
+        return None
+    a, b = _value(node.left, numbers), _value(node.right, numbers)
+    if a is None or b is None or abs(a) > 1 << 31 or abs(b) > 1 << 31:
+        return None
+    return None if b == 0 and operation in {operator.floordiv, operator.mod} else operation(a, b)
