@@ -7,11 +7,23 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher.starters.base import Ended, Handle, Pipe
 from ranks.common.settings import JOB
+
+
+@contextlib.contextmanager
+def listing(text: str) -> Iterator[tuple[int, str]]:
+    """A file without a name, for a program that reads what it is told from one: the descriptor, which the
+    program is to get, and the path by which the program finds it."""
+    descriptor = os.memfd_create("hosts", 0)
+    try:
+        os.write(descriptor, text.encode())
+        yield descriptor, f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 class ProgramHandle(Handle):

@@ -8,6 +8,8 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 _STAT_BYTES = 4096
+_EXIT_CODE = 48
+"""Which of the numbers after the state it is."""
 _NANO = 1e-9
 _AWAITED = (b"_write", b"request_wait_answer")
 """Parts of names of the kernel's functions in which a thread waits for whoever reads what it writes, and for
@@ -42,6 +44,16 @@ def status(pid: int) -> Status | None:
         return Status(int(parent), int(further[17]), os.fsdecode(text[begin:end]), state in {b"T", b"t"})
     except (OSError, ValueError, IndexError):
         return None
+
+
+def left_with(pid: int) -> int | None:
+    """The status with which a process of this user has ended that its parent has not waited for, as
+    `os.waitpid` gives it; None where it runs, is gone, or the kernel does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = _text(f"/proc/{pid}/stat")
+        state, *fields = text[text.rindex(b")") + 2 :].split()
+        return int(fields[_EXIT_CODE]) if state == b"Z" else None
+    return None
 
 
 def is_stopped(pid: int) -> bool:

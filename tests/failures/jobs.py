@@ -12,12 +12,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.clusters import NAMES, ROOT, Hosts, Slurm
-from tests.failures.deaths import HANG_SECONDS, SECONDS, Death
+from tests.failures.deaths import HANG_SECONDS, MPIS, SECONDS, Death
 from tests.launcher.processes import wait_until
 
 HOOK = Path(__file__).parent / "hook"
@@ -54,7 +54,7 @@ class Launched:
 class Jobs:
     """Starts jobs on two hosts, one at a time, and kills in them.
 
-    ``mpich``: the folder of an MPICH; ``seconds``: within which all is to be over.
+    ``mpis``: the folders of other MPIs, by starter; ``seconds``: within which all is to be over.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class Jobs:
         hosts: Hosts,
         folder: Path,
         slices: Path,
-        mpich: Path | None,
+        mpis: Mapping[str, Path],
         slurm: Slurm | None,
         *,
         seconds: float = SECONDS,
     ) -> None:
-        self.hosts, self.folder, self.slices, self.mpich, self.slurm = hosts, folder, slices, mpich, slurm
+        self.hosts, self.folder, self.slices, self.mpis, self.slurm = hosts, folder, slices, mpis, slurm
         self.seconds = seconds
 
     def missing(self, starter: str) -> str:
         """Why this machine cannot use a starter; "" where it can."""
-        if starter == "mpirun (MPICH)" and self.mpich is None:
-            return "no MPICH is here"
+        if starter in MPIS.values() and starter not in self.mpis:
+            return "no such MPI is here"
         if starter == "slurm" and self.slurm is None:
             return "no Slurm is here"
         return ""
@@ -178,8 +178,8 @@ class Cell:
         path = os.pathsep.join(
             [str(self.hosts.bin), str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin"]
         )
-        if self.starter == "mpirun (MPICH)":
-            path = f"{self.jobs.mpich}/bin{os.pathsep}{path}"
+        if mpi := self.jobs.mpis.get(self.starter):
+            path = f"{mpi}/bin{os.pathsep}{path}"
         told["PATH"] = path
         with errors.open("w") as err, output.open("w") as out:
             process = subprocess.Popen(
