@@ -125,7 +125,7 @@ def exit_code(process: int, pid: int) -> int | None:
     """
     left = processes.left_with(pid)
     with contextlib.suppress(OSError):
-        if left is not None and _is_over(process):
+        if left is not None and processes.is_over(process):
             signal.pidfd_send_signal(process, 0)  # the number is still its own: it was when that was read
             return os.waitstatus_to_exitcode(left)
     record = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0))
@@ -135,13 +135,6 @@ def exit_code(process: int, pid: int) -> int | None:
         return None
     known, status = _PIDFD_INFO.unpack(record)
     return os.waitstatus_to_exitcode(status) if known & _PIDFD_INFO_EXIT else None
-
-
-def _is_over(process: int) -> bool:
-    """Whether all threads of a pidfd's process have ended; the first one alone may have."""
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def send(peer: socket.socket, data: Mapping[str, object], descriptors: Sequence[int] = ()) -> None:
