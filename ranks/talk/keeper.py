@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
-from ranks.common import processes
+from ranks.common import processes, sources
 from ranks.errors import ShardrunError
 from ranks.talk import stacks
 from ranks.talk.connect import adopt_orphans, die_with_parent, open_socket
@@ -44,6 +44,7 @@ def keep(address: str, job: str, rank: int, world_size: int) -> None:
     # The others' MPI often hears of a rank's death before its parent does, and has all processes killed. With
     # this it waits first, so that the parent has time to tell.
     os.environ.setdefault("OMPI_MCA_opal_abort_delay", "1")  # seconds; whole ones only
+    os.environ.update(sources.segments(in_memory=True))  # a disk would slow a script's own MPI down
 
 
 def _stay(child: int, address: str, job: str, rank: int, world_size: int) -> NoReturn:

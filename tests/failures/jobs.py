@@ -95,6 +95,7 @@ class Cell:
         self.folder.mkdir()
         self.victim = NAMES[1] if count == 2 and rank == 1 else NAMES[0]
         self.launched: list[Launched] = []
+        self.before = {host: self.shared_memory(host) for host in NAMES}
         self.group: Path | None = None
         self.disk = self.folder / "disk"
         self.closing = contextlib.ExitStack()
@@ -204,7 +205,7 @@ class Cell:
                 yield pid, words[:-1]
 
     def left(self) -> dict[str, list[str]]:
-        """What runs of the job on the hosts."""
+        """What runs of the job on the hosts, and the files that it has left in their shared memory."""
         found = {}
         for host in NAMES:
             mine = [
@@ -212,9 +213,17 @@ class Cell:
                 for pid, words in self.words_of(host)
                 if any(self.is_ours(word) for word in words) or self.is_marked(pid, words)
             ]
+            mine += sorted(self.shared_memory(host) - self.before[host])
             if mine:
                 found[host] = mine
         return found
+
+    def shared_memory(self, host: str) -> set[str]:
+        """The files in a host's shared memory."""
+        with contextlib.suppress(OSError, IndexError):  # a host that was killed
+            folder = Path(f"/proc/{self.hosts.process(host)}/root/dev/shm")
+            return {f"/dev/shm/{path.name}" for path in folder.iterdir()}
+        return set()
 
     def is_ours(self, word: str) -> bool:
         return word in {"ranks.boot", "launcher.cli", "launcher.starters.agent"} or word.endswith(
