@@ -8,9 +8,9 @@
     python scripts/failures.py --page                   # the page anew from what is kept; runs nothing
 
 It needs root, for the two hosts that it makes of Linux's namespaces; Slurm's programs for the cells of Slurm,
-and an MPICH (--mpich, a folder with bin/mpirun) for those of MPICH. What came of each cell is kept in a
-folder (--records, by default docs/failures), with the day and the commit; the page is written from the last
-of each cell. Two runs that share the work (--part 1/2, 2/2) take half of the time.
+and an MPICH (--mpich, a folder with bin/mpirun) or Intel MPI (--intel) for the cells of these. What came of
+each cell is kept in a folder (--records, by default docs/failures), with the day and the commit; the page is
+written from the last of each cell. Two runs that share the work (--part 1/2, 2/2) take half of the time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests import clusters  # noqa: E402  # the path above is needed first
 from tests.failures import page, records  # noqa: E402
-from tests.failures.deaths import DEATHS, HOSTS, QUICK, STARTERS, Death, left_out  # noqa: E402
+from tests.failures.deaths import DEATHS, HOSTS, MPIS, QUICK, STARTERS, Death, left_out  # noqa: E402
 from tests.failures.jobs import Jobs  # noqa: E402
 from tests.launcher import slices  # noqa: E402
 
@@ -44,7 +44,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", action="append", default=[], metavar="DEATH:STARTER:HOSTS")
-    parser.add_argument("--mpich", type=Path, metavar="DIR")
+    for name in MPIS:
+        parser.add_argument(f"--{name}", type=Path, metavar="DIR")
     parser.add_argument("--minutes", type=float, default=0.0, metavar="M")
     parser.add_argument("--part", default="1/1", metavar="K/N")
     parser.add_argument(
@@ -99,11 +100,12 @@ def run(cells: list[Cell], args: argparse.Namespace, kept: records.Records) -> l
         return []
     end = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")
     found: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="failures-") as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory(prefix="failures-") as temporary:
+        folder = Path(temporary)
         with clusters.hosts(folder / "hosts") as hosts:
             slurm = None if clusters.missing(slurm=True) else clusters.Slurm(hosts)
-            jobs = Jobs(hosts, folder, slices.make_slices(folder / "slices"), args.mpich, slurm)
+            mpis = {MPIS[name]: place for name in MPIS if (place := getattr(args, name))}
+            jobs = Jobs(hosts, folder, slices.make_slices(folder / "slices"), mpis, slurm)
             for starter in STARTERS:
                 if why := jobs.missing(starter):
                     print(f"left out, {starter}: {why}")

@@ -118,7 +118,7 @@ class Peer:
     def ended(self) -> Ended | None:
         """How a rank of this host ended, as far as the kernel says. A busy mpirun may find several ranks
         ended, and name another."""
-        code = None if self.process is None else unix.exit_code(self.process)
+        code = None if self.process is None else unix.exit_code(self.process, self.pid)
         return None if code is None else Ended(self.rank, code)
 
     def feel(self, told: Mapping[str, object]) -> None:

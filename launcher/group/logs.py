@@ -41,6 +41,7 @@ class LogFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: dict[int | None, _File] = {}
+        self._warned = False
 
     def write(self, rank: int | None, name: StreamName, text: str) -> OSError | None:
         """Writes a line, or a part of one, of a rank or of the program that started them; gives the error
@@ -58,7 +59,13 @@ class LogFiles:
         return None
 
     def _of(self, rank: int | None, error: OSError) -> OSError:
-        """The same error with the file's name: what fails once it is open has none."""
+        """The same error with the file's name: what fails once it is open has none. Warns of the first: a job
+        that serves may go on for long, and one whose ranks end well says nothing of it later."""
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "%s cannot be written (%s): the job's logs are not whole", self._path(rank), error.strerror
+            )
         return OSError(error.errno, error.strerror, str(self._path(rank)))
 
     def _file(self, rank: int | None, more: int) -> _File:

@@ -97,7 +97,7 @@ class Output:
                 self._tails[None].append(part.rstrip("\r\n"))
                 if self._files is not None:
                     self.lost = self._files.write(None, pipe.name, part) or self.lost
-                if (ended := self._handle.heard(part)) is not None:
+                for ended in self._handle.heard(part):
                     self._on_end(ended)
             elif pipe.name == "stdout":
                 self._keep(rank, pipe.name, part)

@@ -23,6 +23,7 @@ from typing import IO, BinaryIO, TypedDict, cast
 
 from launcher.starters.agents.relay import MOST_DATA, Relay
 from ranks.common import sources
+from ranks.common.processes import LOOK_SECONDS, Groups
 
 _SIGNALS = {b"TERM": signal.SIGTERM, b"KILL": signal.SIGKILL}
 
@@ -41,6 +42,7 @@ class _Ranks:
         self._output = output
         self._lock = threading.Lock()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._left = Groups()
 
     def say(self, fields: Mapping[str, object], data: bytes = b"") -> None:
         """Sends one frame; where nobody listens any more, the ranks end."""
@@ -79,8 +81,8 @@ class _Ranks:
                 ends[os.pidfd_open(process.pid)] = rank
             for end, rank in ends.items():
                 selector.register(end, selectors.EVENT_READ, (rank, ""))
-            while ends:
-                for key, _ in selector.select():
+            while ends or self._left:
+                for key, _ in selector.select(LOOK_SECONDS if self._left else None):
                     rank, name = key.data
                     if name:
                         try:
@@ -96,27 +98,25 @@ class _Ranks:
                         os.close(key.fd)
                         del ends[key.fd]
                         self._end(rank)
+                self._left.look()
 
     def _end(self, rank: int) -> None:
         process = self._running[rank]
-        # What the rank started, while its number cannot be another's: it is not reaped yet.
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        code = process.wait()
+        self._left.end(process.pid, process.wait)
         for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
             with contextlib.suppress(OSError, TypeError):
                 while data := os.read(stream.fileno(), MOST_DATA):
                     self.say({"rank": rank, "stream": name}, data)
-        self.say({"rank": rank, "code": code})
+        self.say({"rank": rank, "code": process.returncode})
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to every rank that runs, and where it is SIGKILL, to all that they started."""
+        """Sends a signal to every rank that runs; what they have started ends when they have."""
         for process in list(self._running.values()):
             if process.returncode is None:
                 with contextlib.suppress(OSError):
-                    (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)
+                    os.kill(process.pid, number)
 
 
 def main() -> None:

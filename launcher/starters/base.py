@@ -74,9 +74,9 @@ class Handle(ABC):
         launching program's marks."""
         return [(None, line)]
 
-    def heard(self, line: str) -> Ended | None:
-        """The end of a rank, if this line of the launching program's own completes what it says of one."""
-        return None
+    def heard(self, line: str) -> Sequence[Ended]:
+        """The ends of ranks that this line of the launching program's own tells of, or completes."""
+        return ()
 
     def settle(self, ranks: Collection[int]) -> None:  # noqa: B027 - most launchers leave nothing open
         """All ranks, given by their process ids, are there and on this host: closes to other hosts what

@@ -24,6 +24,7 @@ from launcher.starters import environment as environments
 from launcher.starters.base import Ended, Handle, Launcher, Pipe
 from ranks import boot
 from ranks.common import forks, sources
+from ranks.common.processes import KILL_SECONDS, LOOK_SECONDS, Groups
 from sharding.common.limits import shortage
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ class LocalHandle(Handle):
         arguments = (list(program), environments_)
         # The kernel kills a child with PR_SET_PDEATHSIG when the thread that made it ends, not the process:
         # so one thread makes them and lives as long as they do.
-        threading.Thread(target=self._keep, args=arguments, name="shardrun ranks", daemon=True).start()
+        self._keeper = threading.Thread(target=self._keep, args=arguments, name="shardrun ranks", daemon=True)
+        self._keeper.start()
         try:
             self._started.wait()
         except BaseException:  # Ctrl-C between two ranks
@@ -110,17 +112,16 @@ class LocalHandle(Handle):
             self._started.set()
         processes = list(self._processes)
         running = {_end_of(process): rank for rank, process in enumerate(processes)}
-        while running:
-            for end in wait(list(running)):
+        left = Groups()
+        while running or left:
+            for end in wait(list(running), LOOK_SECONDS if left else None):
                 rank = running.pop(cast(int, end))
                 process = processes[rank]
                 if end != process.sentinel:
                     os.close(cast(int, end))
-                    # What the rank started, while its number cannot be another's: it is not reaped yet.
-                    with contextlib.suppress(OSError):
-                        os.killpg(cast(int, process.pid), signal.SIGKILL)
-                process.join()
+                left.end(cast(int, process.pid), process.join)
                 self._ended.put(Ended(rank, process.exitcode))
+            left.look()
         self._ended.put(None)
 
     def _spawn(self, rank: int, program: list[str], variables: Mapping[str, str]) -> None:
@@ -156,6 +157,11 @@ class LocalHandle(Handle):
     def kill(self) -> None:
         for process in self._own():
             process.kill()
+
+    def join(self) -> None:
+        """Waits until ranks that were killed have ended, with all that they have left running."""
+        if self._owner == os.getpid():
+            self._keeper.join(KILL_SECONDS)
 
     def close(self) -> None:
         """Closes the pipes by which multiprocessing notices the children's ends, which it would leave to the
@@ -211,8 +217,11 @@ class Running:
         forks.in_child(handle, LocalHandle.forget)
 
     def _end(self) -> None:
-        for handle in list(self._handles):
+        handles = list(self._handles)
+        for handle in handles:
             handle.kill()
+        for handle in handles:
+            handle.join()
 
 
 RUNNING = Running()

@@ -21,7 +21,7 @@ from launcher.starters import cause, marks
 from launcher.starters import environment as environments
 from launcher.starters.base import SOME_RANK, Ended, Launcher
 from launcher.starters.loopback import family, move_to_loopback
-from launcher.starters.program import ProgramHandle, end_left
+from launcher.starters.program import ProgramHandle, end_left, listing
 from ranks.common.settings import SCRATCH
 from ranks.talk.connect import EXIT_ORPHANED
 from ranks.talk.control import SCRATCH_PREFIX
@@ -190,21 +190,25 @@ class MpirunLauncher(Launcher):
         elif scratch and mpirun.flavour in _OPEN_MPI:
             # Session folders and shared memory that a killed mpirun or rank would leave behind.
             ours |= dict.fromkeys(_FOLDERS, str(scratch))
-        command = [
-            str(mpirun.path),
-            *_arguments(mpirun.flavour, world_size, ours, table if not local else None),
-            *self.placement.mpi_args,
-        ]
-        command += [*environments.boot_command(), *program]
         full = {**_environ(mpirun.path, inherited), **_settings(mpirun.flavour, inherited), **ours, **here}
+        far = None if local else table
         try:
-            return MpirunHandle(command, full, mpirun.flavour, scratch, _needed(world_size))
+            with listing("".join(f"{host}:{count}\n" for host, count in _counts(far))) as (descriptor, path):
+                command = [str(mpirun.path), *_arguments(mpirun.flavour, world_size, ours, far, path)]
+                command += [*self.placement.mpi_args, *environments.boot_command(), *program]
+                kept = (descriptor,) if path in command else ()
+                return MpirunHandle(command, full, mpirun.flavour, scratch, _needed(world_size), kept=kept)
         except OSError as error:
             if scratch:
                 shutil.rmtree(scratch, ignore_errors=True)
             if shortage(error):
                 raise cause.shortage(error) from None
             raise LaunchError(f"{mpirun.path} cannot be started: {error.strerror or error}.") from None
+
+
+def _counts(table: RankTable | None) -> list[tuple[str, int]]:
+    """The hosts, each with the number of its ranks."""
+    return [] if table is None else [(host, len(devices)) for host, devices in table.hosts.items()]
 
 
 def _needed(world_size: int) -> int:
@@ -235,12 +239,12 @@ def _settings(flavour: Flavour, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _arguments(
-    flavour: Flavour, world_size: int, passed: Mapping[str, str], table: RankTable | None
+    flavour: Flavour, world_size: int, passed: Mapping[str, str], table: RankTable | None, listed: str
 ) -> list[str]:
     """mpirun's arguments; values of variables (one is secret) stay off the command line, which everyone
-    can read."""
+    can read. ``listed``: a file with the hosts and their numbers of ranks."""
     arguments = ["-n", str(world_size)]
-    hosts = [(host, len(devices)) for host, devices in table.hosts.items()] if table else []
+    hosts = _counts(table)
     if table:
         _refuse_mixed_order(table)
     if flavour in _OPEN_MPI:
@@ -255,7 +259,10 @@ def _arguments(
     arguments += ["-prepend-rank"]
     if flavour == "mpich":
         arguments += ["-bind-to", "none"]
-    if hosts:
+    if hosts and flavour == "intel":
+        # Its -hosts and -f leave out the numbers without a word, and fill a host's cores first.
+        arguments += ["-machinefile", listed]
+    elif hosts:
         arguments += ["-hosts", ",".join(f"{host}:{count}" for host, count in hosts)]
     return arguments
 
@@ -302,13 +309,16 @@ class MpirunHandle(ProgramHandle):
         flavour: Flavour,
         scratch: Path | None,
         needed: int = 0,
+        *,
+        kept: Sequence[int] = (),
     ) -> None:
-        """``scratch``: the folder for mpirun's and the ranks' files, which need as many bytes there."""
+        """``scratch``: the folder for mpirun's and the ranks' files, which need as many bytes there;
+        ``kept``: as `ProgramHandle`."""
         self._flavour = flavour
         self._scratch = scratch
         self._said = ""
         self._reported = self._blamed = False
-        super().__init__("mpirun", command, environment)
+        super().__init__("mpirun", command, environment, kept=kept)
         if scratch is not None and (free := shutil.disk_usage(scratch).free) < needed:
             self.short = (
                 f" {scratch.parent} has {human_bytes(free)} free, and MPI may need {human_bytes(needed)} "
@@ -336,24 +346,23 @@ class MpirunHandle(ProgramHandle):
         before = line[: found[0].start()] if found else line
         return [(None, before), *parts] if before else parts
 
-    def heard(self, line: str) -> Ended | None:
+    def heard(self, line: str) -> Sequence[Ended]:
         """Finds in mpirun's own words which rank ended first and how; see `Handle.heard`."""
         if self._reported:
-            return None
+            return ()
         self._said = (self._said + line)[-4000:]
         if not self._blamed and self._flavour == "mpich" and (found := _KILLED.search(self._said)):
             self._blamed = True
             code = -(int(found["status"]) & _SIGNAL_BITS)
-            return Ended(SOME_RANK, code, heard=True, process=(found["host"], int(found["pid"])))
+            return [Ended(SOME_RANK, code, heard=True, process=(found["host"], int(found["pid"])))]
         for pattern in _REPORTS:
             found = pattern.search(self._said)
             if found:
                 self._reported = True
                 said = {name: int(value) for name, value in found.groupdict().items()}
-                return Ended(
-                    said.get("rank", SOME_RANK), -said["signal"] if "signal" in said else said["code"]
-                )
-        return None
+                code = -said["signal"] if "signal" in said else said["code"]
+                return [Ended(said.get("rank", SOME_RANK), code)]
+        return ()
 
     def settle(self, ranks: Collection[int]) -> None:
         for pid in family(self._process.pid, ranks):

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher.starters.base import Ended, Handle, Pipe
+from ranks.common import processes
 from ranks.common.settings import JOB
+
+
+@contextlib.contextmanager
+def listing(text: str) -> Iterator[tuple[int, str]]:
+    """A file without a name, for a program that reads what it is told from one: the descriptor, which the
+    program is to get, and the path by which the program finds it."""
+    descriptor = os.memfd_create("hosts", 0)
+    try:
+        os.write(descriptor, text.encode())
+        yield descriptor, f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 class ProgramHandle(Handle):
@@ -82,27 +94,20 @@ class ProgramHandle(Handle):
 
 
 def end_left(session: int | None, mark: str, groups: Collection[int] | None = None) -> None:
-    """Kills what is left of a session (None: of any) on this host: children of ranks, which the program does
+    """Ends what is left of a session (None: of any) on this host: children of ranks, which the program does
     not end.
 
     ``mark`` stands in their environment; without it they are somebody else's, who got the same number.
     ``groups``: of these process groups only.
     """
-    for name in os.listdir("/proc"):  # noqa: PTH208 - faster where there are thousands
-        if not name.isdecimal():
-            continue
-        with contextlib.suppress(OSError, IndexError):
-            process = os.pidfd_open(int(name))  # first, so that what is read and what is killed are one
-            try:
-                before, _, after = Path("/proc", name, "stat").read_bytes().rpartition(b")")
-                fields = after.split()
-                # MPICH's ssh has a session of its own, and would try for long to reach a host that is gone.
-                is_ssh = groups is None and before.endswith(b"(ssh")
-                if (
-                    (session is None or int(fields[3]) == session or is_ssh)
-                    and (groups is None or int(fields[2]) in groups)
-                    and mark.encode() in Path("/proc", name, "environ").read_bytes()
-                ):
-                    signal.pidfd_send_signal(process, signal.SIGKILL)
-            finally:
-                os.close(process)
+
+    def ours(pid: int, name: bytes, fields: Sequence[bytes]) -> bool:
+        # MPICH's ssh has a session of its own, and would try for long to reach a host that is gone.
+        is_ssh = groups is None and name == b"ssh"
+        return (
+            (session is None or int(fields[3]) == session or is_ssh)
+            and (groups is None or int(fields[2]) in groups)
+            and mark.encode() in Path("/proc", str(pid), "environ").read_bytes()
+        )
+
+    processes.ask_to_end(lambda: processes.running(ours))

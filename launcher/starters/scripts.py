@@ -17,6 +17,7 @@ from launcher.job.rank_table import RankTable, make_rank_table
 from launcher.job.values import absolute
 from launcher.starters.environment import python_path
 from ranks.common import settings
+from ranks.common.processes import LEFT_SECONDS
 from sharding.common.storage import probe, why_unwritable
 
 RANK_SCRIPT = """\
@@ -66,12 +67,27 @@ end() {{
     done
     kill -KILL "${{pids[@]}}" 2>/dev/null
   fi
-  # What ranks have started, and left.
-  for left in $(grep -lzx "SHARDRUN_RUN_ALL=$$:5" /proc/[0-9]*/environ 2>/dev/null); do
-    left=${{left#/proc/}}
-    kill -KILL "${{left%/environ}}" 2>/dev/null
+  # What ranks have started, and left, may end by itself first: what keeps shared memory then removes it.
+  local pid asked=' '
+  for _ in {{1..{looks}}}; do
+    left
+    [ -n "$left" ] || break
+    for pid in $left; do
+      case $asked in *" $pid "*) ;; *) kill -TERM "$pid" 2>/dev/null ;; esac
+      asked="$asked$pid "
+    done
+    sleep 0.1
   done
+  left
+  for pid in $left; do kill -KILL "$pid" 2>/dev/null; done
   wait 2>/dev/null
+}}
+# The processes that ranks have started.
+left() {{
+  left=$(
+    SHARDRUN_RUN_ALL='' grep -lzx "SHARDRUN_RUN_ALL=$$:5" /proc/[0-9]*/environ 2>/dev/null | tr -cs 0-9 ' '
+  )
+  [ "$left" != ' ' ] || left=
 }}
 stop() {{
   end
@@ -256,9 +272,10 @@ def _texts(job: Job, table: RankTable, executable: str, own_model: bool) -> list
 
 
 def _run_all(table: RankTable, python: str, hang: int) -> str:
+    same = {"python": python, "hang": hang, "looks": math.ceil(LEFT_SECONDS * 10)}
     if len(table.hosts) == 1:
         ranks = " ".join(str(rank) for rank in range(table.world_size))
-        return RUN_ALL.format(usage="", python=python, choice=f"ranks=({ranks})", fresh=FRESH, hang=hang)
+        return RUN_ALL.format(usage="", choice=f"ranks=({ranks})", fresh=FRESH, **same)
     usage = "\n# The ranks are on several hosts: run it on each, with the host's name in the rank table."
     choice = 'case "${1-}" in\n'
     for host, devices in table.hosts.items():
@@ -268,7 +285,7 @@ def _run_all(table: RankTable, python: str, hang: int) -> str:
     fresh = (
         "# All hosts must agree on SHARDRUN_JOB and MASTER_PORT: the rank scripts', unless you set others."
     )
-    return RUN_ALL.format(usage=usage, python=python, choice=choice, fresh=fresh, hang=hang)
+    return RUN_ALL.format(usage=usage, choice=choice, fresh=fresh, **same)
 
 
 def _arguments(job: Job) -> list[str]:

@@ -24,7 +24,7 @@ from launcher.job.rank_table import make_rank_table
 from launcher.starters import cause, marks, mpirun
 from launcher.starters import environment as environments
 from launcher.starters.base import Ended, Launcher
-from launcher.starters.program import ProgramHandle
+from launcher.starters.program import ProgramHandle, listing
 from ranks.common import sources
 from ranks.common.settings import CHOSEN
 from ranks.talk.unix import readable
@@ -141,23 +141,20 @@ class SlurmLauncher(Launcher):
         found = self._allocation()
         places = dict(found.hosts) if found is not None else {}
         crowded = any(len(devices) > places.get(host, world_size) for host, devices in table.hosts.items())
-        listing = os.memfd_create("hosts", 0)
+        command = [
+            _program("srun"),
+            *_arguments(world_size, len(table.hosts), plugin, crowded, inherited),
+        ]
+        command += [] if self._granted is not None else self.placement.srun_args
+        command += [*environments.boot_command(), *program]
         try:
-            os.write(listing, hosts.encode())
-            command = [
-                _program("srun"),
-                *_arguments(world_size, len(table.hosts), plugin, crowded, inherited),
-            ]
-            command += [] if self._granted is not None else self.placement.srun_args
-            command += [*environments.boot_command(), *program]
-            full = {**inherited, **ours, sources.SLURM_HOSTFILE: f"/proc/self/fd/{listing}"}
-            return SlurmHandle(command, full, listing, self._granted)
+            with listing(hosts) as (descriptor, path):
+                full = {**inherited, **ours, sources.SLURM_HOSTFILE: path}
+                return SlurmHandle(command, full, descriptor, self._granted)
         except OSError as error:
             if shortage(error):
                 raise cause.shortage(error) from None
             raise LaunchError(f"srun cannot be started: {error.strerror or error}.") from None
-        finally:
-            os.close(listing)
 
 
 def _arguments(
@@ -224,11 +221,11 @@ class SlurmHandle(ProgramHandle):
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
-        listing: int,
+        listed: int,
         granted: Granted | None,
     ) -> None:
         self._granted = granted
-        super().__init__("srun", command, environment, kept=(listing,))
+        super().__init__("srun", command, environment, kept=(listed,))
 
     def attribute(self, line: str) -> list[tuple[int | None, str]]:
         mark = marks.SRUN.match(line)
@@ -236,16 +233,13 @@ class SlurmHandle(ProgramHandle):
             return [(None, line)]
         return [(int(mark[1]), line[mark.end() :])] if mark else [(None, line)]
 
-    def heard(self, line: str) -> Ended | None:
-        """Finds in srun's own words which rank ended first and how; see `Handle.heard`."""
+    def heard(self, line: str) -> list[Ended]:
+        """Finds in srun's own words which ranks ended first and how; see `Handle.heard`."""
         found = _ENDED.search(line)
-        if found is None:
-            return None
-        ranks = parse_ranges(found["ranks"])
-        code = _code(found["how"])
-        if not ranks or code is None:
-            return None
-        return Ended(ranks[0], code, heard=True)
+        code = None if found is None else _code(found["how"])
+        if found is None or code is None:
+            return []
+        return [Ended(rank, code, heard=True) for rank in parse_ranges(found["ranks"]) or ()]
 
     def close(self) -> None:
         """Ends what ranks have left running, which Slurm does not where it knows processes by their parents

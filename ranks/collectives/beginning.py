@@ -13,14 +13,13 @@ import ctypes
 import os
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
+from ranks.common.leaving import MPICH_FILE, remove_shared, shared_files
 from ranks.common.pulse import wait
 from ranks.identity.place import Identity
 
 _LOOK_SECONDS = 1.0
-_MPICH_FILES = "/dev/shm/mpich_shm_"
 
 
 @wait
@@ -45,11 +44,14 @@ def _begin(mpi: Any) -> None:
         call = ctypes.CDLL(mpi.__file__).MPI_Init_thread  # of the library that mpi4py uses
     except (OSError, AttributeError):  # it is hidden in mpi4py
         mpi.Init_thread(mpi.THREAD_SERIALIZED)
-        return
-    if code := call(None, None, ctypes.c_int(mpi.THREAD_SERIALIZED), ctypes.byref(ctypes.c_int())):
-        raise mpi.Exception(code)
-    for world in (mpi.COMM_WORLD, mpi.COMM_SELF):  # as mpi4py does it
-        world.Set_errhandler(mpi.ERRORS_RETURN)
+    else:
+        if code := call(None, None, ctypes.c_int(mpi.THREAD_SERIALIZED), ctypes.byref(ctypes.c_int())):
+            raise mpi.Exception(code)
+        for world in (mpi.COMM_WORLD, mpi.COMM_SELF):  # as mpi4py does it
+            world.Set_errhandler(mpi.ERRORS_RETURN)
+    if shared_files(MPICH_FILE):
+        mpi.COMM_WORLD.Barrier()  # all have opened it: whatever ends a rank from now on leaves nothing
+        remove_shared(MPICH_FILE)
 
 
 def _watch(identity: Identity, seconds: float, begun: threading.Event) -> None:
@@ -67,13 +69,8 @@ def _watch(identity: Identity, seconds: float, begun: threading.Event) -> None:
 
 
 def end(why: str) -> None:
-    """Ends this process from whichever thread calls it, and takes with it what MPICH would leave behind: it
-    removes its shared memory's file only after all have opened that."""
-    with contextlib.suppress(OSError):
-        for name in {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}:
-            if name.startswith(_MPICH_FILES):
-                with contextlib.suppress(OSError):  # another rank has removed it
-                    Path(name).unlink()
+    """Ends this process from whichever thread calls it, and takes with it what MPICH would leave behind."""
+    remove_shared(MPICH_FILE)
     with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it any more
         print(f"shardrun: error: {why}", file=sys.stderr, flush=True)
     os._exit(1)

@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -27,6 +26,7 @@ from ranks.collectives.host import HostCommunicator, What
 from ranks.collectives.single import SingleCommunicator
 from ranks.collectives.whole import CLOSED, FORKED
 from ranks.common import sources
+from ranks.common.leaving import OPEN_MPI_FILE, remove_shared
 from ranks.common.sources import BY_MPI
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity.place import Identity
@@ -347,11 +347,9 @@ def connect(identity: Identity, timeout: float) -> MpiCommunicator:
         ) from error
     if MPI.Is_finalized():
         raise CollectiveError("MPI was finalized in this process and cannot be started again.")
-    if not MPI.Is_initialized():
-        # Open MPI's shared memory would stay in /dev/shm when ranks are killed; mpirun clears its own folder.
-        folder = os.environ.get(sources.PMIX_SERVER_TMPDIR, "")
-        if folder and Path(folder).is_dir():
-            os.environ.setdefault("OMPI_MCA_btl_sm_backing_directory", folder)
+    began = not MPI.Is_initialized()
+    if began:
+        os.environ.update(sources.segments())
         if identity.shares_host:  # or every rank listens on all interfaces, though none uses TCP
             os.environ.setdefault("OMPI_MCA_btl", "^tcp")
         begin(MPI, identity, timeout)
@@ -361,6 +359,8 @@ def connect(identity: Identity, timeout: float) -> MpiCommunicator:
     found, rank = world.Get_size(), world.Get_rank()
     library = MPI.Get_library_version().splitlines()[0].split(",")[0]
     if found != identity.world_size:
+        if began and found == 1:
+            remove_shared(OPEN_MPI_FILE)
         raise CollectiveError(
             f"MPI ({library}) made a world of {found}, but {identity.source} say that {identity.world_size} "
             "ranks were started: this MPI library does not understand the launcher that was used. Start the "

@@ -9,6 +9,10 @@ import sys
 import threading
 from typing import NoReturn
 
+MPICH_FILE, OPEN_MPI_FILE = "mpich_shm_", "sm_segment."
+"""How the names of the files begin by which an MPI's ranks of one host share memory. MPICH removes its own
+only when MPI ends in order, though no rank opens it after MPI has begun. Open MPI's is in the folder of its
+mpirun, which clears that; but a process that no mpirun has started leaves its own in any case."""
 _TOOLS = 6  # numbers that `sys.monitoring` gives to tools
 
 
@@ -64,3 +68,18 @@ def end(code: int) -> NoReturn:
         ):  # nobody reads it any more, or it is None
             stream.flush()
     os._exit(code)
+
+
+def shared_files(begin: str) -> set[str]:
+    """The files of shared memory of this process whose names begin so."""
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:  # noqa: PTH123 - an import less
+        paths = {words[5].rstrip("\n") for line in maps if len(words := line.split(None, 5)) > 5}
+        return {path for path in paths if path.rpartition("/")[2].startswith(begin)}
+    return set()
+
+
+def remove_shared(begin: str) -> None:
+    """Removes them, unless another process has."""
+    for path in shared_files(begin):
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # noqa: PTH108 - the same

@@ -87,6 +87,16 @@ BY_MPI = tuple(name for source in SOURCES for name in source.by_mpi)
 """Of these, one is set in every rank that an MPI launcher started."""
 
 
+def segments(*, in_memory: bool = False) -> dict[str, str]:
+    """What to set before MPI begins, so that Open MPI puts the memory that its ranks share into the folder
+    that its mpirun clears, or who else started them: in /dev/shm it stays when they are killed.
+    ``in_memory``: only where that folder is in memory too."""
+    name, folder = "OMPI_MCA_btl_sm_backing_directory", os.environ.get(PMIX_SERVER_TMPDIR, "")
+    there = folder and os.path.isdir(folder)  # noqa: PTH112 - an import less
+    use = there and name not in os.environ and (not in_memory or folder.startswith("/dev/shm/"))
+    return {name: folder} if use else {}
+
+
 def identifies(name: str) -> bool:
     """Whether a variable says who a rank of a launcher's job is."""
     return any(source.identifies(name) for source in SOURCES)

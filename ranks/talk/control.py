@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 
+from ranks.common.leaving import MPICH_FILE, remove_shared
 from ranks.common.pulse import Pulse, wait
 from ranks.common.settings import SCRATCH
 from ranks.errors import PeerLostError, ShardrunError, is_usage
@@ -176,6 +177,7 @@ class Control:
             import shutil
 
             shutil.rmtree(scratch, ignore_errors=True)
+        remove_shared(MPICH_FILE)  # where it is still in MPI_Init
         os._exit(EXIT_ORPHANED)
 
 

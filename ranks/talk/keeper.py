@@ -16,10 +16,10 @@ import signal
 import socket
 import sys
 import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
+from ranks.common import processes, sources
 from ranks.errors import ShardrunError
 from ranks.talk import stacks
 from ranks.talk.connect import adopt_orphans, die_with_parent, open_socket
@@ -29,9 +29,6 @@ _ASKED_BYTES = 4096
 _OWN = 0x20000000 if sys.platform == "linux" else 0
 """waitpid(2), __WNOTHREAD: not the children of other threads, which wait for them themselves. What
 descendants leave is the first thread's."""
-_LEFT_SECONDS = 0.8
-"""What the rank has left may take so long to end by itself: less than what started it gives this process."""
-_LOOK_SECONDS = 0.01
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -47,6 +44,7 @@ def keep(address: str, job: str, rank: int, world_size: int) -> None:
     # The others' MPI often hears of a rank's death before its parent does, and has all processes killed. With
     # this it waits first, so that the parent has time to tell.
     os.environ.setdefault("OMPI_MCA_opal_abort_delay", "1")  # seconds; whole ones only
+    os.environ.update(sources.segments(in_memory=True))  # a disk would slow a script's own MPI down
 
 
 def _stay(child: int, address: str, job: str, rank: int, world_size: int) -> NoReturn:
@@ -114,24 +112,13 @@ def _frame(kind: Kind, fields: Mapping[str, object]) -> bytes:
 
 
 def _end_left() -> None:
-    """Ends what the rank has started and not put into a process group of its own, as a shell puts a job.
-
-    By SIGTERM first: multiprocessing's resource tracker ignores it, removes the shared memory that the rank
-    has left, and ends when the others have.
-    """
-    asked: set[int] = set()
-    deadline = time.monotonic() + _LEFT_SECONDS
-    while children := set(_children()):
-        late = time.monotonic() >= deadline
-        for child in children if late else children - asked:
-            with contextlib.suppress(OSError):
-                os.kill(child, signal.SIGKILL if late else signal.SIGTERM)
-        asked = children
-        time.sleep(_LOOK_SECONDS)
+    """Ends what the rank has started and not put into a process group of its own, as a shell puts a job."""
+    processes.ask_to_end(_children)
 
 
-def _children() -> list[int]:
-    """Those of this process group that run; the others are reaped, upon which their own are ours."""
+def _children() -> Iterator[processes.Found]:
+    """Those of this process group that run, as `processes.running` gives them; the others are reaped, upon
+    which their own are ours."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -140,7 +127,14 @@ def _children() -> list[int]:
         path = f"/proc/self/task/{thread}/children"
         with contextlib.suppress(OSError), open(path) as children:  # noqa: PTH123 - the same
             found += [int(child) for child in children.read().split()]
-    return [child for child in found if _group(child) == os.getpgrp()]
+    for child in found:
+        if _group(child) == os.getpgrp():
+            with contextlib.suppress(OSError):
+                process = os.pidfd_open(child)
+                try:
+                    yield processes.Found(child, process, os.getpgrp())
+                finally:
+                    os.close(process)
 
 
 def _group(pid: int) -> int:

@@ -13,11 +13,14 @@ import fcntl
 import json
 import os
 import select
+import signal
 import socket
 import struct
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from ranks.common import processes
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred
 _SENDER = (socket.SOL_SOCKET, getattr(socket, "SCM_CREDENTIALS", 2))
@@ -112,12 +115,19 @@ def has_ended(process: int, seconds: float = 0.0) -> bool:
     return readable(process, seconds)
 
 
-def exit_code(process: int) -> int | None:
-    """How the process of a pidfd ended, as `subprocess.Popen.returncode` says it, whoever its parent is.
+def exit_code(process: int, pid: int) -> int | None:
+    """How the process of a pidfd, which has the number ``pid``, ended, as `subprocess.Popen.returncode` says
+    it, whoever its parent is.
 
-    None while its parent has not waited for it, and where the kernel (before 6.15) does not tell: ioctl(2),
-    ``PIDFD_GET_INFO`` of linux/pidfd.h.
+    Until its parent has waited for it, which Intel MPI does when nobody has its output open any more,
+    proc(5) says so; from then on ioctl(2), ``PIDFD_GET_INFO`` of linux/pidfd.h. None while it runs, and where
+    the kernel (before 6.15) does not tell.
     """
+    left = processes.left_with(pid)
+    with contextlib.suppress(OSError):
+        if left is not None and processes.is_over(process):
+            signal.pidfd_send_signal(process, 0)  # the number is still its own: it was when that was read
+            return os.waitstatus_to_exitcode(left)
     record = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0))
     try:
         fcntl.ioctl(process, _PIDFD_GET_INFO, record)

@@ -7,7 +7,9 @@ from typing import Literal
 
 Victim = Literal["rank", "launcher", "host", "cable", "before"]
 
-STARTERS = ("local", "mpirun (Open MPI)", "mpirun (MPICH)", "slurm", "ssh", "scripts")
+MPIS = {"mpich": "mpirun (MPICH)", "intel": "mpirun (Intel MPI)"}
+"""The starters whose MPI is not the one that is installed beside this Python."""
+STARTERS = ("local", "mpirun (Open MPI)", *MPIS.values(), "slurm", "ssh", "scripts")
 HOSTS = (1, 2)
 HANG_SECONDS = 6
 """The hang time-out of the jobs, and how long those wait for ranks that never start."""

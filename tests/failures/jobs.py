@@ -12,12 +12,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.clusters import NAMES, ROOT, Hosts, Slurm
-from tests.failures.deaths import HANG_SECONDS, SECONDS, Death
+from tests.failures.deaths import HANG_SECONDS, MPIS, SECONDS, Death
 from tests.launcher.processes import wait_until
 
 HOOK = Path(__file__).parent / "hook"
@@ -54,7 +54,7 @@ class Launched:
 class Jobs:
     """Starts jobs on two hosts, one at a time, and kills in them.
 
-    ``mpich``: the folder of an MPICH; ``seconds``: within which all is to be over.
+    ``mpis``: the folders of other MPIs, by starter; ``seconds``: within which all is to be over.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class Jobs:
         hosts: Hosts,
         folder: Path,
         slices: Path,
-        mpich: Path | None,
+        mpis: Mapping[str, Path],
         slurm: Slurm | None,
         *,
         seconds: float = SECONDS,
     ) -> None:
-        self.hosts, self.folder, self.slices, self.mpich, self.slurm = hosts, folder, slices, mpich, slurm
+        self.hosts, self.folder, self.slices, self.mpis, self.slurm = hosts, folder, slices, mpis, slurm
         self.seconds = seconds
 
     def missing(self, starter: str) -> str:
         """Why this machine cannot use a starter; "" where it can."""
-        if starter == "mpirun (MPICH)" and self.mpich is None:
-            return "no MPICH is here"
+        if starter in MPIS.values() and starter not in self.mpis:
+            return "no such MPI is here"
         if starter == "slurm" and self.slurm is None:
             return "no Slurm is here"
         return ""
@@ -95,6 +95,7 @@ class Cell:
         self.folder.mkdir()
         self.victim = NAMES[1] if count == 2 and rank == 1 else NAMES[0]
         self.launched: list[Launched] = []
+        self.before = {host: self.shared_memory(host) for host in NAMES}
         self.group: Path | None = None
         self.disk = self.folder / "disk"
         self.closing = contextlib.ExitStack()
@@ -178,8 +179,8 @@ class Cell:
         path = os.pathsep.join(
             [str(self.hosts.bin), str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin"]
         )
-        if self.starter == "mpirun (MPICH)":
-            path = f"{self.jobs.mpich}/bin{os.pathsep}{path}"
+        if mpi := self.jobs.mpis.get(self.starter):
+            path = f"{mpi}/bin{os.pathsep}{path}"
         told["PATH"] = path
         with errors.open("w") as err, output.open("w") as out:
             process = subprocess.Popen(
@@ -204,7 +205,7 @@ class Cell:
                 yield pid, words[:-1]
 
     def left(self) -> dict[str, list[str]]:
-        """What runs of the job on the hosts."""
+        """What runs of the job on the hosts, and the files that it has left in their shared memory."""
         found = {}
         for host in NAMES:
             mine = [
@@ -212,9 +213,17 @@ class Cell:
                 for pid, words in self.words_of(host)
                 if any(self.is_ours(word) for word in words) or self.is_marked(pid, words)
             ]
+            mine += sorted(self.shared_memory(host) - self.before[host])
             if mine:
                 found[host] = mine
         return found
+
+    def shared_memory(self, host: str) -> set[str]:
+        """The files in a host's shared memory."""
+        with contextlib.suppress(OSError, IndexError):  # a host that was killed
+            folder = Path(f"/proc/{self.hosts.process(host)}/root/dev/shm")
+            return {f"/dev/shm/{path.name}" for path in folder.iterdir()}
+        return set()
 
     def is_ours(self, word: str) -> bool:
         return word in {"ranks.boot", "launcher.cli", "launcher.starters.agent"} or word.endswith(

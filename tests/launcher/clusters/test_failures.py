@@ -23,7 +23,7 @@ def test_a_death(
     """Nothing is left, the exit code is right, and the first line names rank, host and cause."""
     slurm = request.getfixturevalue("slurm").slurm if starter == "slurm" else None
     # In the time that the page allows only where nothing else runs: here it is a guard against hanging.
-    jobs = Jobs(cluster.hosts, tmp_path, cluster.slices, None, slurm, seconds=60)
+    jobs = Jobs(cluster.hosts, tmp_path, cluster.slices, {}, slurm, seconds=60)
     outcome = jobs.run(find(death), starter, count)
     if outcome.problems and outcome.problems[0].startswith("left out: "):
         pytest.skip(outcome.problems[0])

@@ -47,9 +47,8 @@ class Played(Handle):
         found: list[tuple[int | None, str]] = self.like.attribute(self, line) if self.like else [(None, line)]
         return found
 
-    def heard(self, line: str) -> Ended | None:
-        found: Ended | None = self.like.heard(self, line) if self.like else None
-        return found
+    def heard(self, line: str) -> list[Ended]:
+        return list(self.like.heard(self, line)) if self.like else []
 
     def say(self, text: str) -> None:
         os.write(self._writer, text.encode())
@@ -175,6 +174,14 @@ def test_the_end_of_a_rank_comes_after_the_word_of_one_that_misses_it(play: Play
     time.sleep(LATE)
     play.handle.end(Ended(1, -9))
     assert play.failure().startswith("rank 1 on host h was killed by SIGKILL.")
+
+
+@pytest.mark.parametrize("play", [SRUN], indirect=True)
+@pytest.mark.parametrize(("said", "how"), [("Killed", "SIGKILL"), ("Segmentation fault", "SIGSEGV")])
+def test_srun_says_in_one_line_how_several_ranks_ended(play: Play, said: str, how: str) -> None:
+    play.gone(1)
+    play.handle.say(f"srun: error: h: tasks 0-1: {said}\n")
+    assert play.failure().startswith(f"rank 1 on host h was killed by {how}.")
 
 
 @pytest.mark.parametrize("play", [MPIRUN], indirect=True)

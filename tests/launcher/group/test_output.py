@@ -33,8 +33,8 @@ class Pipes(Handle):
         number, colon, rest = line.partition(":")
         return [(int(number), rest) if colon and number.isdecimal() else (None, line)]
 
-    def heard(self, line: str) -> Ended | None:
-        return Ended(1, -9) if "killed" in line else None
+    def heard(self, line: str) -> list[Ended]:
+        return [Ended(1, -9)] if "killed" in line else []
 
     def terminate(self) -> None:
         raise NotImplementedError
@@ -200,7 +200,10 @@ def test_a_file_that_is_removed_while_it_is_written(
     assert caplog.messages == [f"{tmp_path / 'rank_1.log'} was removed while the job wrote to it"]
 
 
-def test_a_full_disk_stops_no_rank(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_full_disk_stops_no_rank(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said at once, and once: a job that serves has no end soon, and `run` ends well."""
     (tmp_path / "rank_1.log").symlink_to("/dev/full")
     (tmp_path / "rank_0.log").touch()
     out, err, output, _ = printed(
@@ -211,6 +214,9 @@ def test_a_full_disk_stops_no_rank(capsys: pytest.CaptureFixture[str], tmp_path:
     assert output.lost is not None and output.lost.errno == errno.ENOSPC
     assert output.lost.filename == str(tmp_path / "rank_1.log")  # or it is taken for standard output
     assert (tmp_path / "rank_0.log").read_text() == "b\n"
+    assert caplog.messages == [
+        f"{tmp_path / 'rank_1.log'} cannot be written (No space left on device): the job's logs are not whole"
+    ]
 
 
 def test_a_long_file_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

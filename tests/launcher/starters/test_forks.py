@@ -41,6 +41,29 @@ def test_the_end_of_a_rank_with_a_child(tmp_path: Path, launcher: str, how: str,
         assert "rank 1 on host" in done.stderr.splitlines()[0]
 
 
+WITH_STUBBORN_CHILDREN = """
+import os, subprocess, time
+from ranks.identity.identity import identify
+
+if identify().rank == 1:
+    for what in ("sleep 0.1; echo saved >kept; exit", ""):
+        words = f"trap '{what}' TERM; echo; while :; do sleep 0.05; done"
+        subprocess.Popen(["sh", "-c", words], stdout=subprocess.PIPE).stdout.readline()
+    os._exit(3)
+time.sleep(60)
+"""
+
+
+def test_what_a_rank_leaves_is_asked_first(tmp_path: Path) -> None:
+    """What keeps shared memory then removes it; who ignores it is killed. Open MPI's `mpirun` itself kills
+    what its own host's ranks leave."""
+    (tmp_path / "script.py").write_text(WITH_STUBBORN_CHILDREN)
+    command = ("exec", "--ranks", 2, "--launcher", "local", "script.py")
+    done = cli_tools.shardrun(*command, cwd=tmp_path, seconds=30)  # it also fails if a process is left
+    assert done.returncode == 3, done.stderr
+    assert (tmp_path / "kept").read_text() == "saved\n"
+
+
 CHILD_THAT_ENDS = """
 import os, sys
 

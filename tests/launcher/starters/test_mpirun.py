@@ -113,8 +113,10 @@ def started(
     out = tmp_path / "out"
     bin_folder = tmp_path / "bin"
     answering(
-        bin_folder / "mpirun", flavour, f'printf "%s " "$@" > {out}.tmp; env > {out}.env; mv {out}.tmp {out}'
-    )
+        bin_folder / "mpirun", flavour,
+        f'printf "%s " "$@" > {out}.tmp; env > {out}.env; [ "$4" != -machinefile ] || '
+        f'(echo MACHINES=$(tr "\\n" , < "$5")) >> {out}.env; mv {out}.tmp {out}'
+    )  # fmt: skip
     use_path(monkeypatch, bin_folder)
     table = make_rank_table(hosts) if hosts else None
     environment = {"SHARDRUN_JOB": "s3cret" * 4, "SHARDRUN_CONTROL": "unix:@x"}
@@ -236,7 +238,11 @@ def test_a_host_without_a_route_is_refused_and_named(tmp_path: Path, monkeypatch
 def test_the_hydra_family(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flavour: str) -> None:
     words, environment = started(monkeypatch, tmp_path, flavour, [("h2", 2), ("h1", 1)])
     text = " ".join(words)
-    assert "-prepend-rank" in text and "-hosts h2:2,h1:1" in text and "s3cret" not in text
+    assert "-prepend-rank" in text and "s3cret" not in text
+    if flavour == "mpich":
+        assert "-hosts h2:2,h1:1" in text
+    else:  # which leaves out the numbers of -hosts, and fills a host before the next
+        assert "-hosts" not in text and environment["MACHINES"] == "h2:2,h1:1,"
     assert ("-bind-to none" in text) == (flavour == "mpich")
     assert environment.get("I_MPI_PIN") == ("0" if flavour == "intel" else None)
 
@@ -256,7 +262,7 @@ def test_ranks_that_are_not_host_by_host() -> None:
             device["rank_id"] = rank
     mixed = parse_rank_table(table.document)
     with pytest.raises(LaunchError, match=r"number them host by host.*|not in that order \(h1: \[0, 2\]"):
-        mpirun._arguments("openmpi", 4, {}, mixed)
+        mpirun._arguments("openmpi", 4, {}, mixed, "")
 
 
 SAID = {
@@ -304,7 +310,7 @@ def test_what_mpirun_says_of_ended_ranks(name: str) -> None:
     flavour, text, expected = SAID[name]
     handle = mpirun.MpirunHandle(["true"], dict(os.environ), flavour, None)  # type: ignore[arg-type]
     try:
-        heard = [ended for line in text.splitlines(keepends=True) if (ended := handle.heard(line))]
+        heard = [ended for line in text.splitlines(keepends=True) for ended in handle.heard(line)]
         assert heard == ([expected] if expected else [])
     finally:
         for pipe in handle.pipes:

@@ -218,6 +218,21 @@ def test_what_a_rank_has_started_ends_with_it(folder: Path) -> None:
     assert run([folder / "job" / "run_all.sh"], folder).returncode == 7
 
 
+def test_what_a_rank_has_started_may_end_by_itself(folder: Path) -> None:
+    """As multiprocessing's resource tracker does, which then removes shared memory."""
+    assert shardrun("scripts", "m.onnx", "--ranks", 2, "--output", "job", cwd=folder).returncode == 0
+    saves = "trap 'sleep 0.1; echo saved >kept; exit' TERM; echo; while :; do sleep 0.05; done"
+    ignores = "trap '' TERM; echo; while :; do sleep 0.05; done"
+    (folder / "saves").write_text(saves)
+    (folder / "ignores").write_text(ignores)
+    (folder / "job" / "rank_1.sh").write_text(
+        "#!/bin/bash\nfor one in saves ignores; do coproc setsid sh $one 2>/dev/null; "
+        "read -ru ${COPROC[0]}; done\nexit 7\n"
+    )
+    assert run([folder / "job" / "run_all.sh"], folder).returncode == 7
+    assert (folder / "kept").read_text() == "saved\n"
+
+
 def test_verify_compares_with_the_model_that_was_given(folder: Path) -> None:
     assert (
         shardrun("scripts", "m.onnx", "--ranks", 2, "--output", "job", "--verify", cwd=folder).returncode == 0

@@ -122,20 +122,23 @@ def test_the_first_cause_is_named(
 
 
 @pytest.mark.parametrize(
-    ("line", "ended"),
+    ("line", "ends"),
     [
-        ("srun: error: n2: task 3: Exited with exit code 7", Ended(3, 7, heard=True)),
-        ("srun: error: n2: tasks 2-3: Exited with exit code 1", Ended(2, 1, heard=True)),
-        ("srun: error: n2: task 1: Killed", Ended(1, -9, heard=True)),
-        ("srun: error: n2: task 1: Segmentation fault (core dumped)", Ended(1, -11, heard=True)),
-        ("srun: error: n2: task 1: Exited with exit code 143", Ended(1, -15, heard=True)),
-        ("srun: error: n2: task 1: Something else", None),
-        ("srun: error: Unable to allocate resources: Invalid node name specified", None),
+        ("srun: error: n2: task 3: Exited with exit code 7", [Ended(3, 7, heard=True)]),
+        (
+            "srun: error: n2: tasks 2-3: Exited with exit code 1",
+            [Ended(2, 1, heard=True), Ended(3, 1, heard=True)],
+        ),
+        ("srun: error: n2: task 1: Killed", [Ended(1, -9, heard=True)]),
+        ("srun: error: n2: task 1: Segmentation fault (core dumped)", [Ended(1, -11, heard=True)]),
+        ("srun: error: n2: task 1: Exited with exit code 143", [Ended(1, -15, heard=True)]),
+        ("srun: error: n2: task 1: Something else", []),
+        ("srun: error: Unable to allocate resources: Invalid node name specified", []),
     ],
 )
-def test_what_srun_says_of_tasks(line: str, ended: Ended | None) -> None:
+def test_what_srun_says_of_tasks(line: str, ends: list[Ended]) -> None:
     handle = SlurmHandle.__new__(SlurmHandle)
-    assert handle.heard(line) == ended
+    assert handle.heard(line) == ends
 
 
 def test_whose_line_it_is() -> None:

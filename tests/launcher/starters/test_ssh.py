@@ -105,6 +105,24 @@ def test_what_a_rank_wrote_last_is_shown(said: Path, capfd: pytest.CaptureFixtur
     assert f"[2@{os.uname().nodename}] last\n" in capfd.readouterr().err
 
 
+def test_what_a_rank_leaves_is_asked_first(said: Path, tmp_path: Path) -> None:
+    """What keeps shared memory then removes it; who ignores it is killed."""
+    kept = tmp_path / "kept"
+    script = (
+        "if rank == 1:\n"
+        "    import subprocess\n"
+        f"    for what in ('sleep 0.1; echo $$ >{kept}; exit', f'echo {{os.getpid()}} >{tmp_path}/asked'):\n"
+        "        words = f'trap \"{what}\" TERM; echo; while :; do sleep 0.05; done'\n"
+        "        subprocess.Popen(['sh', '-c', words], stdout=subprocess.PIPE).stdout.readline()\n"
+        "    os._exit(3)\n"
+        f"time.sleep({SECONDS})"
+    )
+    with pytest.raises(RankFailedError, match="ended with exit code 3"):
+        run(script, LEFT=str(tmp_path))
+    assert kept.exists() and (tmp_path / "asked").exists()
+    assert not holding(f"LEFT={tmp_path}")
+
+
 def test_a_host_that_cannot_be_reached(said: Path) -> None:
     with pytest.raises(LaunchError) as caught:
         run("time.sleep(60)", "localhost:1,127.0.0.3:1")

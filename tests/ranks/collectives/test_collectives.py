@@ -159,15 +159,17 @@ def test_mpi_without_its_launcher() -> None:
 
 
 def test_mpi_of_another_launcher_is_noticed(tmp_path: Path) -> None:
-    """The wrong launcher for an MPI library starts worlds of one rank, which all end well and are wrong."""
+    """The wrong launcher for an MPI library starts worlds of one rank, which all end well and are wrong.
+    Nothing is left of them, as Open MPI would leave its segment."""
     need("mpi")
-    # As under MPICH's mpiexec, with Open MPI's library; which leaves a file behind by itself.
+    # As under MPICH's mpiexec, with Open MPI's library.
     environ = {"PMI_RANK": "0", "PMI_SIZE": "1", "OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}
     world = worlds.run("mpi", 2, "idle", seconds=0, environ=environ)
     for ended in world.ranks:
         assert ended.reports["error"] == "CollectiveError", ended.errors
         assert "made a world of 1" in ended.reports["message"]
         assert "say that 2 ranks were started" in ended.reports["message"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_single_rank_has_no_peers() -> None:

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import secrets
+import select
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -123,7 +125,7 @@ def test_a_stream_with_a_descriptor() -> None:
 
 
 def test_how_a_process_of_another_ended() -> None:
-    """The kernel tells it once the parent knows; an older kernel, which cannot, tells nothing and no more."""
+    """The kernel tells it, also while the parent does not know yet; an older kernel only then."""
     tells = tuple(int(part) for part in os.uname().release.split(".")[:2] if part.isdecimal()) >= (6, 15)
     for end, code in (("kill -9 $$", -9), ("exit 7", 7), ("exit 0", 0)):
         shell = f'sh -c "read line; {end}" <&3 & echo $!; wait $!; echo waited; read line'
@@ -133,11 +135,16 @@ def test_how_a_process_of_another_ended() -> None:
             pass_fds=[ours], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert parent.stdout is not None
-        process = os.pidfd_open(int(parent.stdout.readline()))
-        assert unix.exit_code(process) is None
+        pid = int(parent.stdout.readline())
+        process = os.pidfd_open(pid)
+        assert unix.exit_code(process, pid) is None
+        parent.send_signal(signal.SIGSTOP)
         os.write(theirs, b"\n")
+        assert select.select([process], [], [], 10)[0]
+        assert unix.exit_code(process, pid) == code
+        parent.send_signal(signal.SIGCONT)
         assert parent.stdout.readline() == "waited\n"
-        assert unix.exit_code(process) == (code if tells else None)
+        assert unix.exit_code(process, pid) == (code if tells else None)
         parent.communicate("\n", timeout=30)
         close_all([process, ours, theirs])
 
