@@ -12,12 +12,12 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import onnxruntime as ort
 
-from ranks.collectives.buffers import Memory, Shape
+from ranks.collectives.buffers import HostMemory, Memory, Shape
+from ranks.sessions.bound import running
 
 if TYPE_CHECKING:
     from ranks.collectives.base import Buffer
@@ -49,6 +49,8 @@ class Plan:
     """How many levels, from the first, run as planned; the others run with shapes unknown."""
     bound: list[Bindings] = field(default_factory=list)
     """The variable weights that the sessions read."""
+    bindings: list[ort.IOBinding] = field(default_factory=list)
+    """Those of the sessions: they keep what is bound to them."""
     loads: list[tuple[int, Callable[[Array], object]]] = field(default_factory=list)
     """Which inputs are read, and what puts each where it is read."""
     fetches: list[Callable[[], Array]] = field(default_factory=list)
@@ -61,6 +63,7 @@ class Plans:
     def __init__(self, sessions: Sequence[ort.InferenceSession | None], memory: Memory) -> None:
         self._plans: OrderedDict[tuple[Shape, ...], Plan] = OrderedDict()
         self._numbers = itertools.count(1)  # 0 is ONNX Runtime's own
+        self._on_host = isinstance(memory, HostMemory)
         there = [session for session in sessions if session is not None]
         self._ordered = {session for session in there if memory.orders(session)}
         self._captured = {session for session in there if memory.captures(session)}
@@ -117,14 +120,16 @@ class Plans:
             kept = fixed and plan.number <= MAX_GRAPHS
             options = _with(options, _GRAPH, str(plan.number) if kept else _NO_GRAPH)
 
-        told = (binding,) if options is None else (binding, options)
+        plan.bindings.append(binding)
+        told = () if options is None else (options,)
+        call = running(session, binding, *told, on_host=self._on_host)
         if not before:  # without a Python frame of its own: a microsecond a run
-            return partial(session.run_with_iobinding, *told)
+            return call
 
         def run() -> None:
             for bind in before:
                 bind()
-            session.run_with_iobinding(*told)
+            call()
 
         return run
 

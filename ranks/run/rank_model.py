@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from ranks.weights.updated.values import Given, Spec
     from ranks.weights.updated.variable import VariableWeights
     from sharding.common.arrays import Array
+
+    Take = Callable[[Asked | None], dict[str, Array]]
 
 
 class Stats(NamedTuple):
@@ -191,6 +193,23 @@ class RankModel:
                 if self.on_device:
                     return by_device(lambda: sequences.step(number, fed, asked))
                 return sequences.step(number, fed, asked)
+
+    @contextlib.contextmanager
+    def stepping(self, number: int, feeds: Mapping[str, Array]) -> Iterator[Take]:
+        """What makes steps of an open sequence with the same feeds, in which other values may stand each
+        time: each is a `step`. The model is not idle meanwhile."""
+        from ranks.run.steps.again import Stepping
+
+        steps = Stepping(self.sequences, number, {**self._defaults, **feeds})
+
+        def take(asked: Asked | None = None) -> dict[str, Array]:
+            with self._lock:
+                if self._session is None and self._program is None:
+                    raise ShardrunError(f"The model {self.given} is closed.")
+                return steps.step(asked)
+
+        with self.idle or contextlib.nullcontext():
+            yield (lambda asked: by_device(lambda: take(asked))) if self.on_device else take
 
     def _fed(self, feeds: Mapping[str, Array]) -> list[TensorSpec]:
         """The inputs that ``feeds`` must hold: all but the optional ones that it lacks."""

@@ -126,9 +126,7 @@ def _predict(message: Message, at: _Place) -> bool:
             from ranks.run.steps.follow import Lead, follow
 
             lead = Lead(run, cast("int", request), control) if rank == 0 else None
-            step = functools.partial(model.step, cast("int", session))
-            apart = model.sequences.apart
-            more, tensors = {"error": follow(step, feeds, run, spreader, lead, apart=apart)}, {}
+            more, tensors = {"error": follow(model, cast("int", session), feeds, run, spreader, lead)}, {}
             if lead is not None:
                 model.sequences.choosing_seconds += lead.seconds
         elif session is not None:

@@ -53,7 +53,8 @@ class SequenceState:
         self._next: dict[str, Buffer] = {}
         self._spare: dict[str, tuple[int, Buffer]] = {}
         self._blocks: dict[str, tuple[int, Buffer]] = {}
-        self._reserved = 0  # positions for which all buffers are known to have room
+        self.reserved = 0
+        """Positions for which all buffers that operators fill in place are known to have room."""
         self.place = object()
         """Another one as soon as a buffer that operators fill lies elsewhere."""
         for name, slot in self.slots.items():
@@ -89,7 +90,7 @@ class SequenceState:
     def reserve(self, count: int) -> None:
         """Makes room for ``count`` more positions in the buffers that operators fill in place."""
         wanted = self.length + count
-        if wanted <= self._reserved:
+        if wanted <= self.reserved:
             return
         rooms = []
         for name, slot in self.slots.items():
@@ -104,7 +105,7 @@ class SequenceState:
                 self._copy(new, old, axis, self.length)
                 self._values[name], self.place = new, object()
             rooms.append(room)
-        self._reserved = min(rooms, default=0)
+        self.reserved = min(rooms, default=0)
 
     def room(self, name: str, shape: Shape) -> Buffer:
         """A buffer of this shape for the next value of a state input: not the one that holds the present
@@ -139,7 +140,7 @@ class SequenceState:
             if before is not None:
                 self._spare[name] = before
             self._values[name] = value
-            self._reserved = 0
+            self.reserved = 0
             if self.slots[name].pair.buffer:
                 self.place = object()
         self._next.clear()

@@ -5,18 +5,19 @@ launcher is told, and waits for nothing."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranks.errors import ShardrunError
-from ranks.run.steps.likeliest import Asked, BestTokens, Likeliest
+from ranks.run.steps.likeliest import BestTokens, Likeliest
 from ranks.talk.wire import Kind
 from ranks.tokens.chooser import Chooser
 
 if TYPE_CHECKING:
     from ranks.collectives.broadcast import Spreader
+    from ranks.run.rank_model import RankModel
     from ranks.talk.control import Control
     from ranks.talk.reports import RunReport
     from ranks.tokens.best import Shown
@@ -93,51 +94,49 @@ class Lead:
         self._untold, self._told = [], time.perf_counter()
 
 
-def follow(
-    step: Callable[[Mapping[str, Array], Asked | None], Mapping[str, Array]],
+def follow(  # noqa: PLR0917 - what the run was given
+    model: RankModel,
+    session: int,
     feeds: Mapping[str, Array],
     run: RunReport,
     spreader: Spreader,
     lead: Lead | None,
-    *,
-    apart: bool = False,
 ) -> str | None:
     """Makes the steps of a run; why it ended early, if a token could not be chosen. A collective: every rank
     calls it, rank 0 with ``lead``.
 
     ``feeds``: those of the first step, which reads one token. All steps have the same but for that.
-    ``apart``: not all ranks have a part of each layer (`Sequences.apart`).
     """
     ids = np.array(feeds[run["tokens"]])
-    feeds = {**feeds, run["tokens"]: ids}
     word = np.zeros(2, np.int64)
     chooser = lead.chooser if lead is not None else Chooser.of(run["text"], run["vocabulary"])
     # Where rank 0 has no part of the logits, its word does not travel with the likeliest token.
-    together = chooser.takes_likeliest and not apart
+    together = chooser.takes_likeliest and not model.sequences.apart
     likeliest = Likeliest(run["logits"], run["vocabulary"]) if together else None
     best = BestTokens(run["logits"], run["vocabulary"], chooser)
     try:
-        while True:
-            if likeliest is not None and lead is not None:
-                likeliest.word = float(lead.wanted)
-            outputs = step(feeds, likeliest or best)
-            if likeliest is not None and likeliest.found is not None:
-                token, wanted = likeliest.found
-                more = bool(wanted) and token not in chooser.ends
+        with model.stepping(session, {**feeds, run["tokens"]: ids}) as step:
+            while True:
+                if likeliest is not None and lead is not None:
+                    likeliest.word = float(lead.wanted)
+                outputs = step(likeliest or best)
+                if likeliest is not None and likeliest.found is not None:
+                    token, wanted = likeliest.found
+                    more = bool(wanted) and token not in chooser.ends
+                    if lead is not None:
+                        lead.take(token)
+                else:
+                    if lead is not None:
+                        word[:] = lead.choose(outputs, best.found)
+                    spreader.broadcast(word)
+                    token, more = word.tolist()
+                    if lead is None and more:
+                        chooser.read(token)
                 if lead is not None:
-                    lead.take(token)
-            else:
-                if lead is not None:
-                    word[:] = lead.choose(outputs, best.found)
-                spreader.broadcast(word)
-                token, more = word.tolist()
-                if lead is None and more:
-                    chooser.read(token)
-            if lead is not None:
-                lead.tell(token)
-            if not more:
-                return lead.error if lead is not None else None
-            ids[...] = token
+                    lead.tell(token)
+                if not more:
+                    return lead.error if lead is not None else None
+                ids[...] = token
     finally:
         if lead is not None:
             lead.tell_all()

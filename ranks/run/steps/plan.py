@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 import onnxruntime as ort
@@ -14,6 +13,7 @@ from ranks.collectives.buffers import Shape
 from ranks.common.tensors import element_dtype
 from ranks.run.allocation import Buffers
 from ranks.run.steps.parts import Parts, Values
+from ranks.sessions.bound import running
 from ranks.sessions.cut import Collective
 from ranks.state import feeds as known_feeds
 
@@ -70,6 +70,8 @@ class Plan:
     """Of each level, `Level.changing`."""
     bound: object = None
     """The place (`SequenceState.place`) of the state to which the levels are bound now."""
+    left: bool = False
+    """Whether a step did not fit it: no other is to be run by it."""
 
 
 class Planner:
@@ -108,7 +110,8 @@ class Planner:
             plan.levels.append(made)
             if session is not None:
                 made.binding = session.io_binding()
-                made.call = partial(session.run_with_iobinding, made.binding, *self._free(session))
+                on_host = parts.memory is parts.host
+                made.call = running(session, made.binding, *self._free(session), on_host=on_host)
                 for name in segment.inputs:
                     if name in self._parts.cut.weights:
                         self._parts.bind_input(made.binding, name, plan.values)

@@ -12,7 +12,8 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import onnxruntime as ort
@@ -20,6 +21,7 @@ import onnxruntime as ort
 from ranks.common.tensors import element_dtype
 from ranks.run.plans import MAX_PLANS, Plans
 from ranks.run.point_to_point import ReshapedError
+from ranks.run.steps.again import Again
 from ranks.run.steps.likeliest import Asked, gathered_last
 from ranks.run.steps.plan import Level, Plan, Planner, Shapes
 from ranks.sessions.cut import Collective
@@ -28,6 +30,7 @@ from ranks.state import feeds as known_feeds
 
 if TYPE_CHECKING:
     from ranks.collectives.base import Buffer
+    from ranks.common.tensors import TensorSpec
     from ranks.run.steps.parts import Parts, Values
     from ranks.state.sequence import SequenceState
     from sharding.common.arrays import Array
@@ -37,6 +40,14 @@ MAX_SEEN = 64
 """Sets of input shapes whose values' shapes are remembered."""
 
 Key = tuple[object, ...]
+
+
+class Way(NamedTuple):
+    """How a step runs: by a plan, kept under ``used``, or without; ``key``: what its inputs are like."""
+
+    key: Key
+    plan: Plan | None
+    used: Key
 
 
 class Steps:
@@ -87,7 +98,6 @@ class Steps:
         if self._parts.weights is not None and self._parts.weights.renew():
             self._plans.clear()
             self._seen.clear()
-        waited = self._parts.exchanges.waiting_seconds
         with self._parts.memory.active():
             try:
                 state.reserve(count)
@@ -95,7 +105,6 @@ class Steps:
             except BaseException:
                 state.abandon()
                 raise
-            self.waiting_seconds += self._parts.exchanges.waiting_seconds - waited
             if self._parts.mail is not None:
                 self._parts.mail.begin()
         return results
@@ -107,17 +116,26 @@ class Steps:
                 self._parts.mail.fail(reason)
 
     def _run(self, state: SequenceState, feeds: Mapping[str, Array], asked: Asked | None) -> dict[str, Array]:
+        way = self._way(state, feeds)
+        values: Values = {} if way.plan is None else dict(way.plan.values)
+        for name in self._fresh:
+            values[name] = self._given(name, feeds[name], way.plan)
+        values.update(state.values)
+        return self._go(way, state, values, asked)
+
+    def _way(self, state: SequenceState, feeds: Mapping[str, Array]) -> Way:
         shapes = [feeds[name].shape for name in self._shaping]
         key: Key = (*shapes, *(self._parts.memory.shape(state.value(n))[0:1] for n in self._first))
         plan, used = self._plan(key, state.length)
         if plan is not None and not all(feeds[name].shape == shape for name, shape in plan.fed):
             # The key leaves out masks, which grow, but a caller may give any.
             plan = None
-        values: Values = {} if plan is None else dict(plan.values)
-        for name in self._fresh:
-            values[name] = self._given(name, feeds[name], plan)
-        values.update(state.values)
-        noted: Shapes = {}
+        return Way(key, plan, used)
+
+    def _go(self, way: Way, state: SequenceState, values: Values, asked: Asked | None) -> dict[str, Array]:
+        """`run`, where all inputs and the state are in ``values``."""
+        key, plan, noted = way.key, way.plan, cast("Shapes", {})
+        waited = self._parts.exchanges.waiting_seconds
         level = 0
         if plan is None:
             for name in (*self._fresh, *self._inputs):
@@ -125,7 +143,8 @@ class Steps:
         else:
             level = self._run_planned(plan, values, state)
             if level < len(self._parts.sessions):
-                self._plans.pop(used, None)
+                plan.left = True
+                self._plans.pop(way.used, None)
                 self._seen.pop(key, None)
                 self._left[key] = self._left.get(key, 0) + 1
         if level < len(self._parts.sessions):
@@ -136,7 +155,23 @@ class Steps:
             self._learn(key, state.length, noted)
         for output, pair in self._taken.items():
             self._keep(output, pair, values, state, plan)
+        self.waiting_seconds += self._parts.exchanges.waiting_seconds - waited
         return {name: self._result(values[name], name) for name in self.results if name != found}
+
+    def again(
+        self, state: SequenceState, feeds: Mapping[str, Array], filled: Sequence[TensorSpec]
+    ) -> Again | None:
+        """Further steps of a state with the same ``feeds``, to which those that are ``filled`` in come; None
+        where more changes from step to step than these say."""
+        parts = self._parts
+        plain = parts.weights is None and parts.mail is None and parts.memory is parts.host
+        if not plain or self._taken or known_feeds.size(feeds) != (1, 1):
+            return None
+        way = self._way(state, known_feeds.fill(filled, feeds, state.length))
+        if way.plan is None or way.used != (way.key, None):
+            return None
+        go = partial(self._go, way, state)
+        return Again.of(go, way.plan, state, self._fresh, feeds, filled)
 
     def _finish(self, values: Values, plan: Plan | None, asked: Asked | None, noted: Shapes) -> str:
         """Gathers the results that come last; the one that was left out, for what is ``asked`` is enough."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ranks.common.tensors import TensorSpec
+    from ranks.run.steps.again import Again
     from ranks.run.steps.copies import Copies, Owners
     from ranks.run.steps.parts import Parts
     from ranks.talk.reports import More
@@ -248,6 +249,13 @@ class Sequences:
             results = together({}, None)
         self._owners[number] = owners
         return results
+
+    def again(self, number: int, feeds: Mapping[str, Array]) -> Again | None:
+        """Further steps of a sequence with the same feeds, where they are like the one before."""
+        state = self._open.get(number)
+        if self.apart or state is None:
+            return None
+        return self._model.steps.again(state, feeds, self.filled)
 
     def _one_step(
         self,
