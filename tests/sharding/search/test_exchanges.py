@@ -96,3 +96,41 @@ def test_a_dynamically_quantized_pair_needs_one_sum_and_one_range(tmp_path: Path
     assert manifest.weights["w2"].placement == "split:0"
     for rows in (1, 7):
         lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(rows, 24, seed=rows)}, 1e-6)
+
+
+NORMS = [
+    Case("LayerNormalization", [f32(2, 5, 24), f32(24), f32(24)], opset=17, rtol=1e-5),
+    Case(
+        "LayerNormalization", [f32(7, 24) + 1000, f32(24)], {"axis": 1, "epsilon": 1e-2}, opset=18, rtol=1e-4
+    ),
+    Case("LayerNormalization", [np.zeros((3, 12), np.float32), f32(12), f32(12)], opset=21, rtol=1e-5),
+]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("case", NORMS, ids=str)
+def test_parts_of_a_normalized_axis(case: Case, world: int) -> None:
+    options = prove(case, world, exchanging_options)
+    assert options and all(option.seconds > 0 for option in options)
+
+
+HEADS = """g (float[b, n, 256] x) => (float[b, n, 256] y)
+  <int64[4] heads = {0, 0, 8, 32}, int64[3] flat = {0, 0, 256}> {
+  q0 = MatMul(x, wq) q1 = LayerNormalization(q0, gq, bq) q2 = Reshape(q1, heads)
+  k0 = MatMul(x, wk) k1 = LayerNormalization(k0, gk) k2 = Reshape(k1, heads)
+  v0 = MatMul(x, wv) v2 = Reshape(v0, heads)
+  q = Transpose<perm = [0, 2, 1, 3]>(q2) k = Transpose<perm = [0, 2, 3, 1]>(k2)
+  v = Transpose<perm = [0, 2, 1, 3]>(v2)
+  s = MatMul(q, k) p = Softmax(s) a = MatMul(p, v) t = Transpose<perm = [0, 2, 1, 3]>(a)
+  o = Reshape(t, flat) y = MatMul(o, wo) }"""
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_heads_are_cut_where_all_are_normalized_together(tmp_path: Path, ranks: int) -> None:
+    weights = {name: graphs.array(256, 256, seed=at) / 16 for at, name in enumerate(("wq", "wk", "wv", "wo"))}
+    weights |= {name: graphs.array(256, seed=at) for at, name in enumerate(("gq", "bq", "gk"))}
+    path = graphs.save(tmp_path / "model.onnx", HEADS, weights)
+    manifest = sharding.slice_model(path, ranks, tmp_path / "slices")
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(2, 9, 256)})
+    found = [(item.op, item.shape[-1]) for item in manifest.collectives]
+    assert found == [("AllGather", 2), ("AllGather", 2), ("AllReduce", 256)]
