@@ -12,6 +12,7 @@ Contestants, each started once:
 - `serve, JSON`, `serve, binary`, `serve, gRPC`: `shardrun serve` in front of the same ranks, by the Open
   Inference Protocol
 - `nothing, binary`: benchmarks/serving_bare.py, which answers at once: what HTTP itself costs here
+- `bare, binary`: the same with the ranks asked before each answer, and nothing read, checked or counted
 - `FastAPI, JSON` and `binary`: benchmarks/serving_plain.py, ONNX Runtime with as many threads as there are
   ranks
 - `MLServer`, `Triton`: these servers around the same ONNX Runtime session
@@ -225,6 +226,7 @@ def tensors(name: str, model: Path, feeds: Feeds, arguments: argparse.Namespace,
 
         bare = [python, str(HERE / "serving_bare.py"), str(model), str(inputs), "PORT"]
         add("nothing", stack.enter_context(started(bare, "/")), ["binary"])
+        add("bare", stack.enter_context(started([*bare, str(ranks)], "/")), ["binary"])
         grpc = ["--grpc-port", "GRPC"] if _has_grpc() else []
         server = stack.enter_context(started([*_own(model, name, ranks), *grpc], "/v2/health/ready"))
         add("serve", server, ["JSON", "binary"])

@@ -151,13 +151,10 @@ class Served(Model, Generic[R]):
         """What may be asked of it: that of its ranks, once they are there."""
         if self._stage is not State.READY:
             return self._stage
-        found = State.READY
-        for group in self.groups:
-            if (state := group.state) != "ready":
-                if state != "restarting":
-                    return State.FAILED
-                found = State.LOADING
-        return found
+        away = [state for group in self.groups if (state := group.state) != "ready"]
+        if not away:
+            return State.READY
+        return State.LOADING if set(away) == {"restarting"} else State.FAILED
 
     @property
     def ready(self) -> R:

@@ -27,7 +27,7 @@ def test_a_server_beside_its_ranks(tmp_path: Path) -> None:
     rows = ran("serving.py", tmp_path / "rows.json", "--quick", "--ranks", 1)
     found = {row["contestant"] for row in rows}
     assert found == {
-        "group.predict", "nothing, binary", "serve, JSON", "serve, binary", "serve, gRPC"
+        "group.predict", "nothing, binary", "bare, binary", "serve, JSON", "serve, binary", "serve, gRPC"
     }  # fmt: skip
     assert len(rows) == 2 * len(found) and {row["clients"] for row in rows} == {1, 4}
     for row in rows:

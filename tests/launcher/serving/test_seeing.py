@@ -16,8 +16,10 @@ import pytest
 pytest.importorskip("prometheus_client", reason="what serving needs is not installed")
 
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.routing import Route
 
 from launcher.serving.access import ACCESS, Tokens
+from launcher.serving.metrics import Metrics
 from launcher.serving.seeing.numbers import Rate
 from launcher.serving.seeing.traces import Traces
 from tests.launcher.serving.playing import URL, Played, ask, played
@@ -226,6 +228,32 @@ def test_state_is_told_while_texts_are_there(http: httpx.Client) -> None:
         return [one.value for one in found.samples if one.labels["model"] == "tiny"]
 
     until(lambda: len(held()) == 2 and all(value > 0 for value in held()))
+
+
+def test_values_of_many_requests_are_told_before_anybody_looks() -> None:
+    metrics = Metrics()
+    for each in range(300):
+        metrics.late(metrics.waited, "some").observe(0.002 if each else 0.7)
+    families = text_string_to_metric_families(metrics.text().decode())
+    samples = next(one.samples for one in families if one.name == "shardrun_queue_seconds")
+    found = {one.labels.get("le", one.name.rpartition("_")[2]): one.value for one in samples}
+    assert (found["0.001"], found["0.0025"], found["0.5"], found["1.0"]) == (0, 299, 299, 300)
+    assert found["count"] == 300 and found["sum"] == pytest.approx(299 * 0.002 + 0.7)
+
+
+def test_a_path_finds_its_route_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched, matches = list[str](), Route.matches
+
+    def search(route: Route, scope: Any) -> Any:
+        searched.append(scope["path"])
+        return matches(route, scope)
+
+    monkeypatch.setattr(Route, "matches", search)
+    with played(Played) as (_, client, _model):
+        wrong = "/v2/models/another/infer"
+        answers = [client.post(path, json=ask(1)).status_code for path in (URL, wrong, URL, wrong)]
+    assert answers == [200, 404, 200, 404]
+    assert searched.count(URL) == searched.count(wrong) == 1
 
 
 def test_a_rate_forgets() -> None:
