@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -92,7 +91,7 @@ def test_only_the_best_tokens_travel(slices: tuple[Path, int], given: dict[str, 
         lead = Lead(run, 1, cast("Control", told)) if rank.rank == 0 else None
         rank.calls.clear()
         first = {"input_ids": np.array([[want[0]]])}
-        assert follow(partial(model.step, 1), first, run, Spreader(rank), lead) is None
+        assert follow(model, 1, first, run, Spreader(rank), lead) is None
         calls = list(rank.calls)
         # A step that wants all logits finds nothing of it.
         return told.tokens, calls, model.step(1, {"input_ids": np.array([[want[-1]]])})["logits"]
