@@ -71,13 +71,23 @@ def serve(asked: socket.socket) -> dict[str, Any] | None:
 
 def _forked_for_who_adopts() -> bool:
     """Forks a process whose parent has ended: the nearest ancestor that adopts becomes its parent, and who
-    asks adopts meanwhile."""
+    asks adopts meanwhile.
+
+    Only then it may join another group. The kernel sends SIGHUP to a group in which something stands still
+    and that nobody looks after, when a process of another group ends that has a child in it.
+    """
+    waiting, begin = os.pipe()
     between = os.fork()
     if between == 0:
         if os.fork():
             os._exit(0)
+        os.close(begin)
+        os.read(waiting, 1)  # nothing comes; it is closed
+        os.close(waiting)
         return True
+    os.close(waiting)
     os.waitpid(between, 0)
+    os.close(begin)
     return False
 
 
