@@ -37,6 +37,7 @@ def areas() -> dict[str, tuple[int, int]]:
 def tell(area: tuple[int, int], texts: Iterable[str]) -> None:
     """Has the kernel say these instead, as far as there is room."""
     room = area[1] - area[0]
+    assert 0 < area[0] < area[1], "the kernel does not tell where they are"
     found = b"\0".join(os.fsencode(text) for text in texts)
     ctypes.memmove(area[0], found[: room - 1].ljust(room, b"\0"), room)
 
