@@ -37,6 +37,7 @@ def areas() -> dict[str, tuple[int, int]]:
 def tell(area: tuple[int, int], texts: Iterable[str]) -> None:
     """Has the kernel say these instead, as far as there is room."""
     room = area[1] - area[0]
+    assert 0 < area[0] < area[1], "the kernel does not tell where they are"
     found = b"\0".join(os.fsencode(text) for text in texts)
     ctypes.memmove(area[0], found[: room - 1].ljust(room, b"\0"), room)
 
@@ -71,13 +72,23 @@ def serve(asked: socket.socket) -> dict[str, Any] | None:
 
 def _forked_for_who_adopts() -> bool:
     """Forks a process whose parent has ended: the nearest ancestor that adopts becomes its parent, and who
-    asks adopts meanwhile."""
+    asks adopts meanwhile.
+
+    Only then it may join another group. The kernel sends SIGHUP to a group in which something stands still
+    and that nobody looks after, when a process of another group ends that has a child in it.
+    """
+    waiting, begin = os.pipe()
     between = os.fork()
     if between == 0:
         if os.fork():
             os._exit(0)
+        os.close(begin)
+        os.read(waiting, 1)  # nothing comes; it is closed
+        os.close(waiting)
         return True
+    os.close(waiting)
     os.waitpid(between, 0)
+    os.close(begin)
     return False
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -206,3 +207,34 @@ print(process.exitcode)
         assert not left
     finally:
         copies.close()
+
+
+def test_no_hang_up_where_something_stands_still(tmp_path: Path) -> None:
+    """The kernel sends SIGHUP to a group that nobody of its session looks after, as of a job in the
+    background, when a process with a child in it ends while another of it is stopped."""
+    program = f"""
+import os, signal, sys, threading
+from tests.rank_copies import RANKS
+RANKS.install()
+stopped = os.fork()
+if stopped == 0:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    os._exit(0)
+os.waitpid(stopped, os.WUNTRACED)
+def start():
+    for _ in range(100):
+        command = [sys.executable, "-c", {COPIED!r}]
+        pid = RANKS.spawn(os.fsencode(sys.executable), command, [])
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 41
+thread = threading.Thread(target=start, name="shardrun ranks")
+thread.start()
+thread.join()
+RANKS.close()
+os.kill(stopped, signal.SIGKILL)
+"""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environ, cwd=tmp_path, start_new_session=True, check=False,
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")

@@ -9,6 +9,6 @@ from functools import lru_cache
 
 @lru_cache(maxsize=1)
 def load() -> None:
-    """Imports the families, which fills `base.PRIMITIVES`. To look for them takes longer than a small model."""
+    """Imports the families, which fills `base.PRIMITIVES`. A small model takes less than to look for them."""
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         importlib.import_module(module.name)
