@@ -10,6 +10,7 @@ library is printed and forgotten. So imports are waited for, and what was forgot
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -44,13 +45,17 @@ class Ending:
 
     def __init__(self) -> None:
         self.came: list[int] = []
+        self._owner = os.getpid()
         self._of_a_library = False
         self._before: dict[int, Handler] = {}
+        # A forked child that is asked to end would unwind what is the parent's.
+        os.register_at_fork(after_in_child=self.hand_over)
 
     @contextlib.contextmanager
     def handled(self) -> Iterator[None]:
         """These signals raise inside, in the main thread; elsewhere this does nothing."""
         self.came.clear()
+        self._owner = os.getpid()
         self._of_a_library = False
         try:
             self._before = {signal.SIGTERM: signal.signal(signal.SIGTERM, self.stop)}
@@ -75,6 +80,9 @@ class Ending:
 
     def stop(self, number: int, frame: FrameType | None) -> None:
         """The handler."""
+        if os.getpid() != self._owner:  # a child that has just been forked
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
         if number != signal.SIGALRM:
             self.came.append(number)
         signal.setitimer(signal.ITIMER_REAL, SOON)
