@@ -124,9 +124,10 @@ def fingerprint(model: Path) -> str:
     remembered = recall(absolute, "model")
     if remembered is not None:
         return remembered
+    model_before = _stamp(absolute)  # before it is read: another one that comes meanwhile is not this one
     parts = {absolute.name: WHOLE, **_external_files(absolute)}
     names = list(parts)
-    before = [_stamp(absolute.parent / name) for name in names]
+    before = [model_before, *(_stamp(absolute.parent / name) for name in names[1:])]
     digest = hashlib.sha256()
     for name, found in zip(names, before, strict=True):
         # What is missing is left to the reader, whose message says which weight needs it.
@@ -157,8 +158,9 @@ def hash_of(path: Path, parts: Sequence[Extent]) -> str:
         return sha256_of(path)
     digest = hashlib.sha256()
     with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
         for start, end in parts:
-            file.seek(start)
+            file.seek(min(start, size))
             left = math.inf if end is None else end - start
             while left > 0 and (block := file.read(int(min(left, 1 << 20)))):
                 digest.update(block)
@@ -176,7 +178,7 @@ def size_of_files(model: Path) -> int:
     total = 0
     for name, used in {absolute.name: WHOLE, **parts}.items():
         size = (_stamp(absolute.parent / name) or [0])[0]
-        total += sum(max(0, (size if end is None else end) - start) for start, end in used)
+        total += sum(max(0, (size if end is None else min(end, size)) - start) for start, end in used)
     return total
 
 
@@ -263,11 +265,12 @@ def _external_files(model: Path) -> dict[str, list[Extent]]:
     try:
         if not model.is_file():
             raise ModelError(f"{model} does not exist or is not a file{hint(model)}; expected an ONNX file.")
+        size = model.stat().st_size
         proto = parse_without_weights(model)
     except OSError as problem:
         raise ModelError(f"{model} cannot be read: {problem.strerror or problem}.") from None
     except (MalformedError, DecodeError, ValueError) as problem:
-        if model.stat().st_size > _LONG and not is_imported(model):
+        if size > _LONG and not is_imported(model):
             raise not_a_model(model, problem) from None
         return {}  # the reader says what is wrong with it
     found = {}

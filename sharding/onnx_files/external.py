@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 def place_of(tensor: onnx.TensorProto) -> Place:
     """What a tensor with external data says. Raises `ValueError` where an offset or length is no number."""
-    told = {entry.key: entry.value for entry in tensor.external_data}
+    told = {entry.key: entry.value for entry in tensor.external_data if entry.value}
     location = told.get("location", "")
     if not isinstance(location, str):  # protobuf gives what is not UTF-8 as bytes
         location = repr(location)
@@ -112,6 +112,7 @@ def locations(message: Message) -> list[str]:
     return sorted(name for name in names if not _leads_out(name))
 
 
+_KEYS = {"location", "offset", "length", "checksum", "basepath"}
 Extent = tuple[int, "int | None"]
 """First byte, and the one after the last; None: to the end of the file."""
 
@@ -125,9 +126,13 @@ def extents(message: Message) -> dict[str, list[Extent]]:
             place = place_of(tensor)
         except ValueError:  # a reader says so; then nothing is known of the file
             return {name: [(0, None)] for name in found}
-        end = math.inf if place.length is None else place.offset + place.length
-        if place.location in found and 0 <= place.offset < end:
-            found[place.location].append((place.offset, end))
+        start, end = place.offset, math.inf
+        if not {entry.key for entry in tensor.external_data} <= _KEYS:
+            start = 0  # such as weights that ONNX Runtime has packed and keeps anywhere in the file
+        elif place.length is not None and place.length > 0:  # 0 is as much as nothing, to ONNX Runtime
+            end = start + place.length
+        if place.location in found and 0 <= start < end:
+            found[place.location].append((start, end))
     return {name: _joined(parts) for name, parts in found.items()}
 
 

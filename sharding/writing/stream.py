@@ -24,6 +24,7 @@ from sharding.common.limits import processors
 from sharding.common.storage import PAGE
 from sharding.errors import ModelError
 from sharding.onnx_files.tensors import WeightTensor, cut
+from sharding.slices.cut_short import WHOLE_FILES
 from sharding.slices.manifest import FileEntry
 from sharding.slices.placement import Placement, Split, held_bytes
 from sharding.writing.layout import ALIGNMENT, PAGE_BYTES, Layout, Part
@@ -59,7 +60,9 @@ class AtOnce(Executor):
 
 def worker(size: int, name: str) -> Executor:
     """What does one thing after the other while ``size`` bytes are written: a thread, if that is worth it."""
-    return AtOnce() if size <= CHUNK_BYTES else ThreadPoolExecutor(1, name)
+    if size <= CHUNK_BYTES:
+        return AtOnce()
+    return ThreadPoolExecutor(1, name, initializer=WHOLE_FILES.joining())
 
 
 class HashedFile:

@@ -114,8 +114,7 @@ class Store:
 
     def too_large(self, model: bytes | Path) -> str:
         """Why no entry can ever hold the weights of a model; "" where one may."""
-        size = size_of(model)
-        if self.limit is not None and size > self.limit:
+        if self.limit is not None and (size := size_of(model)) > self.limit:
             return f"they have {size} bytes, and SHARDRUN_CACHE_LIMIT allows {self.limit}"
         return ""
 

@@ -143,7 +143,9 @@ def _external(folder: Path, offset: int, rows: int, size: int) -> Path:
     weight = onnx.TensorProto(name="w", data_type=1, dims=[rows, 16])
     put_place(weight, "w.data", offset, rows * 64)
     path = folder / "model.onnx"
-    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [x], [y], [weight])), path)
+    graph = onnx.helper.make_graph([node], "g", [x], [y], [weight])
+    opset = onnx.helper.make_opsetid("", 20)
+    onnx.save(onnx.helper.make_model(graph, ir_version=10, opset_imports=[opset]), path)
     with (folder / "w.data").open("wb") as data:
         data.truncate(size)
     return path
@@ -185,3 +187,53 @@ def test_what_no_reader_takes_is_not_hashed(file: Path, tail: bytes) -> None:
     for use in (fingerprint, lambda path: ranks.share_weights(str(path))):
         with pytest.raises(ModelError, match="is not an ONNX file, or it is truncated"):
             use(path)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"offset": "0", "length": "0"},  # which ONNX Runtime takes as not said
+        {"offset": "", "length": ""},
+        {"offset": "0", "length": "64", "prepacked_0": "4096;64;x"},
+    ],
+    ids=["length 0", "empty", "packed"],
+)
+def test_all_of_a_file_counts_where_it_is_not_said_what_is_used(file: Path, told: dict[str, str]) -> None:
+    path = _external(file.parent, 0, 16, 8192)
+    model = onnx.load(path, load_external_data=False)
+    (weight,) = model.graph.initializer
+    del weight.external_data[:]
+    for key, value in {"location": "w.data", **told}.items():
+        weight.external_data.add(key=key, value=value)
+    path.write_bytes(model.SerializeToString())
+    before = fingerprint(path)
+    with (file.parent / "w.data").open("r+b") as data:
+        data.seek(4100)
+        data.write(b"x")
+    assert fingerprint(path) != before
+
+
+@pytest.mark.parametrize("offset", [1 << 63, 10**30])
+def test_places_that_no_file_has_are_refused(file: Path, offset: int) -> None:
+    path = _external(file.parent, offset, 16, 8192)
+    assert size_of_files(path) < 4096 and fingerprint(path)
+    with pytest.raises(RuntimeError, match=r"model\.onnx"):
+        ranks.share_weights(str(path))
+
+
+def test_a_model_that_is_replaced_while_it_is_read_is_not_remembered(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was used of the weights of the one before says nothing of those of the next."""
+    path = _external(file.parent, 0, 16, 8192)
+    read = cache_folder._external_files
+
+    def replaced(model: Path) -> object:
+        found = read(model)
+        _external(file.parent, 4096, 16, 8192)
+        os.utime(path, (1, 1))
+        return found
+
+    monkeypatch.setattr(cache_folder, "_external_files", replaced)
+    fingerprint(path)
+    assert recall(path, "model") is None

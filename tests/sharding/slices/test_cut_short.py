@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,8 @@ SENTENCE = "could not be read to its end: it was cut short while it was read"
 
 
 def _in_threads(data: Any) -> object:
-    threads = [threading.Thread(target=data[start::8].sum) for start in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return None
+    with ThreadPoolExecutor(4, initializer=WHOLE_FILES.joining()) as pool:
+        return [pool.submit(data[start::8].sum) for start in range(8)]
 
 
 READERS: dict[str, Callable[[Any], object]] = {
@@ -98,16 +94,39 @@ def test_weights_kept_for_many_are_whole(tmp_path: Path, monkeypatch: pytest.Mon
     assert not list((tmp_path / "cache" / "weights").glob("*.onnx"))
 
 
+def test_threads_that_read_other_files_are_not_blamed(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"\1" * (1 << 16))
+    with ThreadPoolExecutor(1) as pool, WHOLE_FILES:
+        entered = pool.submit(WHOLE_FILES.__enter__)
+        entered.result()
+        data = pool.submit(np.memmap, file, np.uint8, "r").result()
+        os.truncate(file, 0)
+        assert pool.submit(data.sum).result() == 0
+        WHOLE_FILES.check()
+        with pytest.raises(ModelError, match=f"{file} {SENTENCE}"):
+            pool.submit(WHOLE_FILES.__exit__, None, None, None).result()
+        assert np.memmap(other, np.uint8, "r").all()
+    WHOLE_FILES.check()
+    with WHOLE_FILES:
+        WHOLE_FILES.check()
+
+
 @pytest.mark.parametrize("inside", [True, False], ids=["while files are read", "else"])
-@pytest.mark.parametrize("cause", ["sent", "memory"])
+@pytest.mark.parametrize("cause", ["sent", "memory", "thread", "descriptors"])
 def test_other_bus_errors_end_the_process(inside: bool, cause: str, tmp_path: Path) -> None:
-    """Those that a process sends, and those of memory that others see what is written into."""
+    """Those that a process sends, those of memory that others see what is written into, and those of threads
+    that answer from a file which is cut short while this one reads another; and where nothing can be done."""
+    cut = "m = np.memmap('f', np.uint8, 'r'); os.truncate('f', 0); "
     causes = {
         "sent": "os.kill(os.getpid(), signal.SIGBUS)",
         "memory": "m = mmap.mmap(f.fileno(), 1 << 16); os.truncate('f', 0); m[5000] = 1",
+        "thread": cut + "threading.Thread(target=lambda: m.sum()).start()",
+        "descriptors": cut + "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); m.sum()",
     }
     lines = ["with WHOLE_FILES:" if inside else "if True:", f"  {causes[cause]}; time.sleep(60)"]
-    code = "import mmap, os, signal, time\nfrom sharding.slices.cut_short import WHOLE_FILES\n"
+    code = "import mmap, os, resource, signal, threading, time\nimport numpy as np\n"
+    code += "from sharding.slices.cut_short import WHOLE_FILES\n"
     code += "f = open('f', 'w+b'); f.truncate(1 << 16)\n" + "\n".join(lines)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=60, check=False)
     assert done.returncode == -signal.SIGBUS
