@@ -55,14 +55,14 @@ def test_what_is_kept_of_cells(tmp_path: Path) -> None:
     assert changed.is_right("SIGKILL", "slurm", 2)
     assert not changed.is_right("SIGKILL", "slurm", 2, committed=True)
     (tmp_path / "2026-01-03.jsonl").unlink()
-    assert "| SIGKILL | not run | not run | 3.2 | **wrong** | not run |" in page.written(kept.last)
+    assert "| SIGKILL | not run | not run | not run | 3.2 | **wrong** | not run |" in page.written(kept.last)
     kept.add("SIGKILL", "ssh", 2, 2, Outcome([], f"in {ROOT}/ranks and /tmp/x/y", 1, 0.75))
     again = records.Records(tmp_path)
     assert again.last == kept.last and again.is_right("SIGKILL", "ssh", 2)
     new = again.last["SIGKILL", "ssh", 2]
     assert new["first_line"] == "in ranks and ..." and new["date"] > "2026-01-02"
     text = page.written(again.last)
-    assert "| SIGKILL | not run | not run | 3.2 | 0.8 2nd | not run |" in text
+    assert "| SIGKILL | not run | not run | not run | 3.2 | 0.8 2nd | not run |" in text
     assert "2 cells are right, 0 are wrong" in text
     assert (
         "| 2026-01-02 | abc | 1 |" in text
