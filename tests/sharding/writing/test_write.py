@@ -456,9 +456,9 @@ def test_little_is_written_without_threads(tmp_path: Path, monkeypatch: pytest.M
     path = graphs.mlp(tmp_path / "m.onnx", inner=256)
     started: list[str] = []
 
-    def counted(count: int, name: str) -> ThreadPoolExecutor:
+    def counted(count: int, name: str, **more: Any) -> ThreadPoolExecutor:
         started.append(name)
-        return ThreadPoolExecutor(count, name)
+        return ThreadPoolExecutor(count, name, **more)
 
     monkeypatch.setattr(stream, "ThreadPoolExecutor", counted)
     sharding.slice_model(path, 2, tmp_path / "at_once")
