@@ -214,7 +214,7 @@ DOUBLES: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", DOUBLES)
 def test_float64_keeps_its_digits(kind: str, tmp_path: Path) -> None:
-    """Of a number between -8 and 8, of tiny ones, of large ones, and of those where functions change or end."""
+    """Of numbers between -8 and 8, tiny ones, large ones, and those where functions change or end."""
     random = np.random.default_rng(0)
     tiny = random.uniform(-1, 1, 200) * 10.0 ** random.uniform(-18, -3, 200)
     edges = [0, 1, -1, 0.5, -0.5, 2, 30, -30, 700, -700, np.inf, np.nan, np.pi / 2, 1e5]
