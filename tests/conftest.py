@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import signal
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -269,7 +270,14 @@ def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before fixtures of modules start ranks."""
     file = item.path.relative_to(Path(__file__).parent).as_posix()
-    RANKS.wanted = not (file.startswith(NEW_RANKS) or item.get_closest_marker("new_ranks"))
+    new = file.startswith(NEW_RANKS) or item.get_closest_marker("new_ranks") or is_drawn(item.nodeid)
+    RANKS.wanted = not new
+
+
+def is_drawn(test: str) -> bool:
+    """Whether a test is one of the tenth in which ranks are new processes only because they then hash text
+    each in its own way: ranks that take an order from a set part there, and copies would not."""
+    return zlib.crc32(test.encode()) % 10 == 0
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,9 @@
 
 To import that is most of what a small rank costs. A copy is a child of the process that starts it, with its
 streams, folder, environment and signal mask, and ends in any way that a new process may. Where a new one
-would not begin as the server of the copies did, as under a limit, it is a new one.
+would not begin as the server of the copies did, as under a limit, it is a new one; so it is where the server
+has ended. All copies of a server hash text alike, and have the same things at the same addresses: an order
+that is taken from a set is the same in all of them. `tests.conftest` has some tests begin new ranks for that.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import util
@@ -32,6 +35,8 @@ _READ_AT_THE_START = (
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 _STARTER = "shardrun ranks"
 """The thread in which `launcher.starters.local` starts ranks."""
+_TRACKER = "from multiprocessing.resource_tracker "
+"""How the program begins that `multiprocessing` starts in the same thread, before its first process."""
 _SET_ADOPTS, _GET_ADOPTS = 36, 37  # PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER: prctl(2)
 
 
@@ -46,6 +51,10 @@ class RankCopies:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._server: subprocess.Popen[bytes] | None = None
+        self._answers = 0
+        """How many ranks the servers have made."""
+        self._useless = False
+        """Whether a server cannot begin."""
         self._owner = -1
         self._began = _state()
 
@@ -71,11 +80,12 @@ class RankCopies:
 
     def spawn(self, path: bytes, command: Sequence[str], descriptors: Sequence[int]) -> int:
         """The process id of a copy, or of a new process, that does what ``command`` says."""
-        rank = threading.current_thread().name == _STARTER and self._owner == os.getpid()
-        if not (rank and self.wanted and _state() == self._began):
-            return self.new(path, command, descriptors)
         words = list(command)
         at = words.index("-c")
+        rank = threading.current_thread().name == _STARTER and self._owner == os.getpid()
+        rank = rank and not words[at + 1].startswith(_TRACKER)
+        if not (rank and self.wanted and _state() == self._began):
+            return self.new(path, command, descriptors)
         passed = sorted(map(int, descriptors))
         request = {
             "command": [os.fsdecode(path), *words[1:]],
@@ -87,18 +97,34 @@ class RankCopies:
             "blocked": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
         }
         message = json.dumps(request).encode()
-        if len(message) > rank_copies_server.LONGEST:
-            return self.new(path, command, descriptors)
-        with self._lock, _adopting():
-            asked = self._socket or self._serve([path, *words[1:at]])
-            folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
-            try:
-                socket.send_fds(asked, [message], [0, 1, 2, *passed, folder])
-                answer = asked.recv(rank_copies_server.PID_BYTES)
-            finally:
-                os.close(folder)
-        assert answer, "the server of the ranks' copies has ended"
-        return int.from_bytes(answer, "little")
+        copy = None
+        if len(message) <= rank_copies_server.LONGEST:
+            with self._lock, _adopting() as adopts:
+                if adopts and not self._useless:
+                    copy = self._copy(message, passed, [path, *words[1:at]])
+        return self.new(path, command, descriptors) if copy is None else copy
+
+    def _copy(self, message: bytes, passed: Sequence[int], python: list[Any]) -> int | None:
+        """What the server answers; None where it has ended, and then the next rank brings another. One that
+        has ended before its first answer would do so again."""
+        asked = self._socket or self._serve(python)
+        folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
+        try:
+            socket.send_fds(asked, [message], [0, 1, 2, *passed, folder])
+            answer = asked.recv(rank_copies_server.PID_BYTES)
+        except (BrokenPipeError, ConnectionResetError):
+            answer = b""
+        finally:
+            os.close(folder)
+        if answer:
+            self._answers += 1
+            return int.from_bytes(answer, "little")
+        self._useless = not self._answers
+        code = "" if self._server is None else f" with {self._server.wait()}"
+        what = "this rank is a new process" if self._answers else "it made no rank: all are new processes"
+        print(f"The server of the ranks' copies has ended{code}; {what}.", file=sys.stderr)
+        self.close()
+        return None
 
     def close(self) -> None:
         """Ends the server, but none of its copies; the next rank brings another."""
@@ -122,14 +148,16 @@ class RankCopies:
 
 
 @contextlib.contextmanager
-def _adopting() -> Iterator[None]:
-    """Meanwhile this process becomes the parent of what its descendants leave."""
+def _adopting() -> Iterator[bool]:
+    """Meanwhile this process becomes the parent of what its descendants leave; false where the system, such
+    as a sandbox, does not let it."""
     prctl = ctypes.CDLL(None).prctl
     before = ctypes.c_int()
-    prctl(_GET_ADOPTS, ctypes.byref(before), 0, 0, 0)
-    prctl(_SET_ADOPTS, 1, 0, 0, 0)
+    if prctl(_GET_ADOPTS, ctypes.byref(before), 0, 0, 0) or prctl(_SET_ADOPTS, 1, 0, 0, 0):
+        yield False
+        return
     try:
-        yield
+        yield True
     finally:
         prctl(_SET_ADOPTS, before.value, 0, 0, 0)
 

@@ -14,12 +14,14 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from tests.conftest import is_drawn
 from tests.copies import ROOT, Copies
 from tests.left_behind import holding
 from tests.rank_copies import RANKS, RankCopies
@@ -158,8 +160,71 @@ def test_only_ranks_are_copies(ranks: RankCopies) -> None:
     assert code_of(started(ranks, COPIED, name="another")) == 40
     child = os.fork()
     if child == 0:  # its parent's server would make children of the parent
-        os._exit(code_of(started(ranks, COPIED)))
+        code = 99  # where it fails, it must not go on as a second pytest
+        try:
+            code = code_of(started(ranks, COPIED))
+        finally:
+            os._exit(code)
     assert code_of(child) == 40
+
+
+def test_the_tracker_of_resources_is_no_copy(ranks: RankCopies) -> None:
+    """`multiprocessing` starts it in the thread that starts the first rank; it outlives all of them."""
+    tracker: Any = resource_tracker.ResourceTracker()
+    thread = threading.Thread(target=tracker.ensure_running, name="shardrun ranks")
+    thread.start()
+    thread.join()
+    try:
+        assert "numpy" not in Path(f"/proc/{tracker._pid}/maps").read_text()
+    finally:
+        tracker._stop()
+
+
+def test_a_server_that_ends_is_replaced(ranks: RankCopies, capfd: pytest.CaptureFixture[str]) -> None:
+    assert code_of(started(ranks, COPIED)) == 41
+    assert ranks._server is not None
+    ranks._server.kill()
+    assert code_of(started(ranks, COPIED)) == 40
+    assert capfd.readouterr().err == (
+        "The server of the ranks' copies has ended with -9; this rank is a new process.\n"
+    )
+    assert code_of(started(ranks, COPIED)) == 41
+
+
+@pytest.fixture
+def another(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankCopies]:
+    """One that has no server yet."""
+    monkeypatch.setattr("multiprocessing.util.spawnv_passfds", RANKS.new)
+    made = RankCopies()
+    made.install()
+    yield made
+    made.close()
+
+
+def test_a_server_that_cannot_begin_is_asked_once(
+    another: RankCopies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise SystemExit(7)")
+    monkeypatch.setattr("tests.rank_copies_server.__file__", str(broken))
+    assert [code_of(started(another, COPIED)) for _ in range(2)] == [40, 40]
+    assert capfd.readouterr().err == (
+        "The server of the ranks' copies has ended with 7; it made no rank: all are new processes.\n"
+    )
+
+
+def test_ranks_are_new_where_nobody_may_adopt(another: RankCopies, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be no children of who starts them."""
+    with monkeypatch.context() as patch:
+        patch.setattr("tests.rank_copies._SET_ADOPTS", -1)
+        assert code_of(started(another, COPIED)) == 40
+    assert code_of(started(another, COPIED)) == 41
+
+
+def test_some_tests_begin_new_ranks_all_the_same() -> None:
+    """The same ones each time, so that a failure comes again."""
+    found = [name for name in (f"tests/test_x.py::test_{number}" for number in range(1000)) if is_drawn(name)]
+    assert len(found) == 95 and found[0] == "tests/test_x.py::test_0"
 
 
 def test_many_at_once(ranks: RankCopies) -> None:
@@ -187,7 +252,8 @@ os.write({writer}, b"%d" % os.getppid())
         assert int(said.read()) != os.getpid()
 
 
-def test_a_copied_program_has_copies_as_ranks(tmp_path: Path) -> None:
+def test_a_copied_program_has_copies_as_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RANKS, "wanted", True)
     mark = uuid.uuid4().hex
     program = f"""
 import multiprocessing, threading

@@ -232,7 +232,8 @@ def unlike(
 ) -> str:
     """The first axis of inputs of these shapes that has another length than it is called by, as a sentence;
     "" where none has. ``sums``: symbols that must be sums of others, besides those that are called so
-    (``past + 1``). A length that is None may be any.
+    (``past + 1``): what is proved for them holds for these sums alone, so one that cannot be told counts as
+    wrong. A length that is None may be any.
 
     ONNX Runtime does not hold a model to its symbols: exporters give one name to axes of different lengths.
     """
@@ -245,10 +246,13 @@ def unlike(
                 other, name = seen[dim]
                 return f"{dim!r} has length {length} in input {spec.name!r}, but {other} in input {name!r}"
     numbers = {symbol: length for symbol, (length, _) in seen.items()}
-    for symbol, (length, name) in seen.items():
-        text = sums.get(symbol, symbol)
-        wanted = length if text.isidentifier() else _number(text, numbers)
-        if wanted not in {None, length}:
+    called = {symbol: symbol for symbol in seen if not symbol.isidentifier()}
+    for symbol, text in {**called, **sums}.items():
+        wanted = _number(text, numbers)
+        if symbol in sums and (wanted is None or symbol not in seen):
+            return f"{symbol!r} must be {text}, but not all of these lengths are known"
+        if symbol in seen and wanted not in {None, numbers[symbol]}:
+            length, name = seen[symbol]
             said = text if text == symbol else f"{symbol} = {text}"
             return f"{said!r} has length {length} in input {name!r}, but would be {wanted}"
     return ""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import keyword
 import operator
+import re
 from collections.abc import Callable, Mapping
 
 _LONGEST = 200
-"""Characters of an expression that are read."""
+"""Characters of an expression that is read."""
+_WORD = re.compile(r"[^\W\d]\w*")
+_NO_KEYWORD = "__name"
+"""Stands behind a name that is a keyword of Python (``in``), while Python reads it."""
 
 
 def number_of(length: str, numbers: Mapping[str, int]) -> int | None:
@@ -20,8 +25,19 @@ def number_of(length: str, numbers: Mapping[str, int]) -> int | None:
 
 
 def parsed(length: str) -> ast.expr:
-    """The expression's tree. Raises `SyntaxError`, `ValueError`, and what else Python's parser does."""
-    return ast.parse(length[:_LONGEST], mode="eval").body
+    """The expression's tree, in which any name may stand. Raises `SyntaxError`, `ValueError` (also for a long
+    one: its beginning means something else), and what else Python's parser does."""
+    words = set(_WORD.findall(length))
+    names = {word + _NO_KEYWORD: word for word in words if keyword.iskeyword(word)}
+    if len(length) > _LONGEST or not words.isdisjoint(names):
+        raise ValueError("it is too long, or has a name that is one of those made here")
+    for made, word in names.items():
+        length = re.sub(rf"\b{word}\b", made, length)
+    tree = ast.parse(length, mode="eval").body
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            node.id = names.get(node.id, node.id)
+    return tree
 
 
 _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {

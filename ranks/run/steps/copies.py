@@ -14,6 +14,7 @@ from ranks.common.tensors import unlike
 from ranks.errors import ShardrunError
 from ranks.run.schedule import Schedule, joined
 from ranks.run.steps.likeliest import Shared
+from ranks.state import feeds as known_feeds
 from ranks.tokens.wanted import SHOWN
 from sharding.common.arrays import Array
 from sharding.slices.state import StatePair
@@ -31,13 +32,17 @@ class Copies:
         self._schedule = schedule
         self._inputs, self._outputs = part.batch_inputs, part.batch_outputs
         self._sums, self._specs = part.batch_lengths, schedule.inputs
-        self._growing = {pair.input: pair.axis for pair in pairs if pair.kind == "append"}
+        self._growing = {
+            pair.input: pair.axis for pair in pairs if pair.kind == "append" and pair.axis is not None
+        }
+        states = {pair.input for pair in pairs}
+        self._filled = known_feeds.filled([spec for spec in self._specs if spec.name not in states])
         self._next = 0
 
     def owners(self, feeds: Mapping[str, Array]) -> Owners:
         """Which copies take the rows of a new sequence; those of a batch that cannot be cut all go to one,
         and those whose inputs are not as long as their symbols say."""
-        rows = None if self._unlike(feeds, 0) else self._rows(feeds)
+        rows = None if self._odd_at_first(feeds) else self._rows(feeds)
         first = self._next % self.count
         if rows is None or rows < self.count:
             self._next += 1
@@ -64,6 +69,12 @@ class Copies:
                 f"The dimension {odd}: the rows of this sequence lie on several copies of the model, which "
                 "compute them apart for such lengths only. Give such inputs, or a sequence for each row."
             )
+
+    def _odd_at_first(self, feeds: Mapping[str, Array]) -> str:
+        """What `_unlike` says of a first step: its feeds may hold what was read before, and lack masks."""
+        given = [feeds[name].shape[axis : axis + 1] for name, axis in self._growing.items() if name in feeds]
+        length = max((size for sizes in given for size in sizes), default=0)
+        return self._unlike(known_feeds.fill(self._filled, feeds, length) if self._sums else feeds, length)
 
     def _unlike(self, feeds: Mapping[str, Array], length: int) -> str:
         shapes: list[list[int | None]] = []

@@ -338,14 +338,20 @@ def test_a_fixed_number_of_rows_inside_is_named(tmp_path: Path) -> None:
     assert isinstance(found, str) and "Reshape" in found
 
 
-SUMS = {
-    "a length that is the sum of two others": (
-        "float[n, p, 4] past, float[n, s, 4] new, float[n, total] m",
+def _sum_of(p: str, s: str) -> tuple[Any, ...]:
+    return (
+        f"float[n, {p}, 4] past, float[n, {s}, 4] new, float[n, total] m",
         "x = Concat<axis = 1>(past, new) k = Gather(l, one)",
-        {"total": "p + s"},
+        {"total": f"{p} + {s}"},
         {"past": (4, 2, 4), "new": (4, 3, 4), "m": (4, 5)},
         {"m": (4, 2)},
-    ),
+    )
+
+
+SUMS = {
+    "a length that is the sum of two others": _sum_of("p", "s"),
+    "a sum of names that mean something in Python": _sum_of("in", "lambda"),
+    "a sum that is too long to be read": _sum_of("p" * 120, "s" * 120),
     "a length that the file calls a sum": (
         'float[n, p, 4] x, float[n, "p + 1"] m',
         "k0 = Gather(l, one) k = Sub(k0, one)",

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import sharding
+from sharding.demands.options import SliceOptions
 from sharding.rules.base import NodeView
+from sharding.search.cost import ELEMENTS_PER_SECOND
 from sharding.search.exchanges import exchanging_options
 from sharding.slices.placement import Partial
 from tests.sharding import graphs, lockstep
@@ -130,7 +132,32 @@ def test_heads_are_cut_where_all_are_normalized_together(tmp_path: Path, ranks: 
     weights = {name: graphs.array(256, 256, seed=at) / 16 for at, name in enumerate(("wq", "wk", "wv", "wo"))}
     weights |= {name: graphs.array(256, seed=at) for at, name in enumerate(("gq", "bq", "gk"))}
     path = graphs.save(tmp_path / "model.onnx", HEADS, weights)
-    manifest = sharding.slice_model(path, ranks, tmp_path / "slices")
+    # Few rows are gathered sooner than each is taken apart.
+    options = SliceOptions(dims={"n": 512})
+    manifest = sharding.slice_model(path, ranks, tmp_path / "slices", options=options)
     lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(2, 9, 256)})
     found = [(item.op, item.shape[-1]) for item in manifest.collectives]
     assert found == [("AllGather", 2), ("AllGather", 2), ("AllReduce", 256)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_few_rows_are_gathered_sooner_than_taken_apart(tmp_path: Path, ranks: int) -> None:
+    weights = {name: graphs.array(256, 256, seed=at) / 16 for at, name in enumerate(("wq", "wk", "wv", "wo"))}
+    weights |= {name: graphs.array(256, seed=at) for at, name in enumerate(("gq", "bq", "gk"))}
+    path = graphs.save(tmp_path / "model.onnx", HEADS, weights)
+    options = SliceOptions(dims={"n": 16})
+    manifest = sharding.slice_model(path, ranks, tmp_path / "slices", options=options)
+    assert not [item for item in manifest.collectives if item.shape[-1] == 2]
+
+
+@pytest.mark.parametrize(("world", "least", "most"), [(2, 1.3, 2.0), (8, 0.3, 1.0)])
+def test_a_part_of_a_normalization_takes_several_passes(world: int, least: float, most: float) -> None:
+    """ONNX Runtime normalizes a whole value in one; half of it, taken apart, takes 1.3 to 2 times as long."""
+    shape = [8192, 512]
+    view = NodeView(
+        "LayerNormalization", "", 17, world, {}, [shape, [512]], [np.dtype(np.float32)] * 2, [None] * 2,
+        [True] * 2, [shape],
+    )  # fmt: skip
+    (option,) = exchanging_options(view)
+    whole = 8192 * 512 / ELEMENTS_PER_SECOND
+    assert least < 1 / world + option.seconds / whole < most
