@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -48,6 +49,7 @@ ELEMENT_TYPES: Mapping[str, tuple[int, str]] = {
 name."""
 
 _NAMES = {number: name for name, (number, _) in ELEMENT_TYPES.items()}
+_NAME = re.compile(r"[^\W\d]\w*")
 
 
 def element_number(ort_type: str) -> int | None:
@@ -246,7 +248,8 @@ def unlike(
                 other, name = seen[dim]
                 return f"{dim!r} has length {length} in input {spec.name!r}, but {other} in input {name!r}"
     numbers = {symbol: length for symbol, (length, _) in seen.items()}
-    called = {symbol: symbol for symbol in seen if not symbol.isidentifier()}
+    # A symbol that names no other one is only a name: exporters write numbers, too.
+    called = {s: s for s in seen if not s.isidentifier() and any(name in seen for name in _NAME.findall(s))}
     for symbol, text in {**called, **sums}.items():
         wanted = _number(text, numbers)
         if symbol in sums and (wanted is None or symbol not in seen):
