@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -41,7 +42,7 @@ ECHO_SECONDS = 1.2  # and so may the end of a rank that others miss, who stay a 
 LAST_LINES_SECONDS = 2.0
 STOP_SECONDS = 3.0
 TERMINATE_SECONDS = 1.0
-KILL_SECONDS = 2.0
+KILL_SECONDS = 2.0  # for all that comes after it; what ranks have left may then take 3.2: all ends within 10
 LAST_WORDS_SECONDS = 7.0  # by then a connection that brings nothing more is known to be lost
 NOTICE_SECONDS = 10.0  # a start that takes longer says what it waits for
 
@@ -386,9 +387,10 @@ class Job:
                     self._handle.kill()
             with self.changed:
                 peers = [peer for peer in self._peers.values() if peer.process is not None]
+            by = time.monotonic() + KILL_SECONDS
             kill_peers(peers, KILL_SECONDS)
-            self._until_ended(KILL_SECONDS)
-            self.output.join(TERMINATE_SECONDS)
+            self._until_ended(by - time.monotonic())
+            self.output.join(max(0.0, min(TERMINATE_SECONDS, by - time.monotonic())))
             self._handle.close()
 
     def _until_ended(self, timeout: float) -> bool:

@@ -67,7 +67,7 @@ def application(
 
     async def routed(scope: Scope, receive: Receive, send: Send) -> None:
         # Frames catch all errors. So what has a route needs none of the layers that Starlette puts around it.
-        if scope["type"] == "http":
+        if scope["type"] == "http" and not scope.get("root_path"):  # which a path may begin with
             # Clients ask for a few paths again and again, each of which some twenty patterns may not match.
             known = route_of if len(scope["path"]) <= _LONGEST else route_of.__wrapped__
             if (found := known(scope["method"], scope["path"])) is not None:

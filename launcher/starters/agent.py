@@ -98,7 +98,7 @@ class _Ranks:
                         os.close(key.fd)
                         del ends[key.fd]
                         self._end(rank)
-                self._left.look()
+                self._left.look(alone=not ends)
 
     def _end(self, rank: int) -> None:
         process = self._running[rank]
@@ -110,6 +110,13 @@ class _Ranks:
                 while data := os.read(stream.fileno(), MOST_DATA):
                     self.say({"rank": rank, "stream": name}, data)
         self.say({"rank": rank, "code": process.returncode})
+
+    def kill_groups(self) -> None:
+        """Kills every rank and all that it has started; nobody has waited for one yet, so that its group's
+        number cannot be another's."""
+        for process in self._running.values():
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to every rank that runs; what they have started ends when they have."""
@@ -132,7 +139,7 @@ def main() -> None:
     try:
         ranks.start(asked)
     except OSError as error:
-        ranks.signal(signal.SIGKILL)
+        ranks.kill_groups()
         where = "" if error.filename is None else f"{error.filename}: "
         ranks.say({"problem": f"{where}{error.strerror}"})
         os._exit(1)

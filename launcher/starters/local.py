@@ -121,7 +121,7 @@ class LocalHandle(Handle):
                     os.close(cast(int, end))
                 left.end(cast(int, process.pid), process.join)
                 self._ended.put(Ended(rank, process.exitcode))
-            left.look()
+            left.look(alone=not running)
         self._ended.put(None)
 
     def _spawn(self, rank: int, program: list[str], variables: Mapping[str, str]) -> None:

@@ -29,6 +29,8 @@ from sharding.common.limits import shortage
 from sharding.common.text import human_bytes
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from launcher.job.rank_table import RankTable
 
 Flavour = Literal["openmpi", "openmpi4", "mpich", "intel"]
@@ -193,10 +195,10 @@ class MpirunLauncher(Launcher):
         full = {**_environ(mpirun.path, inherited), **_settings(mpirun.flavour, inherited), **ours, **here}
         far = None if local else table
         try:
-            with listing("".join(f"{host}:{count}\n" for host, count in _counts(far))) as (descriptor, path):
+            with _listed(mpirun.flavour, far) as (descriptor, path):
                 command = [str(mpirun.path), *_arguments(mpirun.flavour, world_size, ours, far, path)]
                 command += [*self.placement.mpi_args, *environments.boot_command(), *program]
-                kept = (descriptor,) if path in command else ()
+                kept = (descriptor,) if path else ()
                 return MpirunHandle(command, full, mpirun.flavour, scratch, _needed(world_size), kept=kept)
         except OSError as error:
             if scratch:
@@ -209,6 +211,13 @@ class MpirunLauncher(Launcher):
 def _counts(table: RankTable | None) -> list[tuple[str, int]]:
     """The hosts, each with the number of its ranks."""
     return [] if table is None else [(host, len(devices)) for host, devices in table.hosts.items()]
+
+
+def _listed(flavour: Flavour, table: RankTable | None) -> AbstractContextManager[tuple[int, str]]:
+    """As `listing`, the hosts for a flavour that reads them from a file; no path where none is needed."""
+    if flavour != "intel" or table is None:
+        return contextlib.nullcontext((-1, ""))
+    return listing("".join(f"{host}:{count}\n" for host, count in _counts(table)))
 
 
 def _needed(world_size: int) -> int:

@@ -85,7 +85,8 @@ end() {{
 # The processes that ranks have started.
 left() {{
   left=$(
-    SHARDRUN_RUN_ALL='' grep -lzx "SHARDRUN_RUN_ALL=$$:5" /proc/[0-9]*/environ 2>/dev/null | tr -cs 0-9 ' '
+    ours=$SHARDRUN_RUN_ALL SHARDRUN_RUN_ALL= # what looks is not to be found
+    grep -lzx "SHARDRUN_RUN_ALL=$ours" /proc/[0-9]*/environ 2>/dev/null | tr -cs 0-9 ' '
   )
   [ "$left" != ' ' ] || left=
 }}
@@ -131,7 +132,7 @@ watch() {{
         return
       fi
     done
-    sleep 1 3>&- 5>&- &
+    SHARDRUN_RUN_ALL='' sleep 1 3>&- 5>&- &
     nap=$!
     wait "$nap"
     nap=
@@ -146,7 +147,7 @@ watch $$ >/dev/null &
 watcher=$!
 while [ "${{#pids[@]}}" -gt 0 ]; do
   # Each second: of one that a signal has ended before it waits, bash tells no more.
-  sleep 1 >/dev/null 3>&- 5>&- &
+  SHARDRUN_RUN_ALL='' sleep 1 >/dev/null 3>&- 5>&- &
   nap=$!
   wait -n "${{pids[@]}}" "$nap"
   # Not one that has been waited for: its number may be another's by now.

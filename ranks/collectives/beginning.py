@@ -15,7 +15,7 @@ import sys
 import threading
 from typing import Any
 
-from ranks.common.leaving import MPICH_FILE, remove_shared, shared_files
+from ranks.common.leaving import MPICH_FILE, remove_shared
 from ranks.common.pulse import wait
 from ranks.identity.place import Identity
 
@@ -49,8 +49,10 @@ def _begin(mpi: Any) -> None:
             raise mpi.Exception(code)
         for world in (mpi.COMM_WORLD, mpi.COMM_SELF):  # as mpi4py does it
             world.Set_errhandler(mpi.ERRORS_RETURN)
-    if shared_files(MPICH_FILE):
-        mpi.COMM_WORLD.Barrier()  # all have opened it: whatever ends a rank from now on leaves nothing
+    if not mpi.Get_library_version().startswith("Open MPI"):
+        # On all ranks: one alone on its host shares no file. When all have opened theirs, no name is needed,
+        # and whatever ends a rank from now on leaves nothing.
+        mpi.COMM_WORLD.Barrier()
         remove_shared(MPICH_FILE)
 
 

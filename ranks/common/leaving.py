@@ -71,10 +71,11 @@ def end(code: int) -> NoReturn:
 
 
 def shared_files(begin: str) -> set[str]:
-    """The files of shared memory of this process whose names begin so."""
+    """The files of shared memory of this process whose names begin so, as long as they have these names."""
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:  # noqa: PTH123 - an import less
         paths = {words[5].rstrip("\n") for line in maps if len(words := line.split(None, 5)) > 5}
-        return {path for path in paths if path.rpartition("/")[2].startswith(begin)}
+        there = {path for path in paths if not path.endswith(" (deleted)")}
+        return {path for path in there if path.rpartition("/")[2].startswith(begin)}
     return set()
 
 

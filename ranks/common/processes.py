@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 _STAT_BYTES = 4096
 _OVER = (b"Z", b"X", b"x")
-_GROUP, _EXIT_CODE = 2, 49
+_GROUP, _THREADS, _EXIT_CODE = 2, 17, 49
 """Which of the fields after the name it is."""
 _NANO = 1e-9
 _AWAITED = (b"_write", b"request_wait_answer")
@@ -26,7 +26,9 @@ than what started them gives who does this. multiprocessing's resource tracker, 
 the shared memory that a rank has left meanwhile, and ends when the others have."""
 KILL_SECONDS = 2 * LEFT_SECONDS
 """What has been killed by then and has not ended is not waited for."""
-LOOK_SECONDS = 0.02
+LOOK_SECONDS, LONGEST_SECONDS = 0.02, 0.2
+_REST = 9
+"""Looks at all processes of a host take a tenth of the time at most, as far as `LONGEST_SECONDS` allows."""
 
 
 class Status(NamedTuple):
@@ -70,31 +72,53 @@ def left_with(pid: int) -> int | None:
 
 
 class Found(NamedTuple):
-    """A process of this host: its number, a pidfd, and its process group."""
+    """A process of this host: its number and a pidfd, None where none is to be had."""
 
     pid: int
-    process: int
-    group: int
+    process: int | None
+
+
+@contextlib.contextmanager
+def held(pid: int) -> Iterator[Found]:
+    """A process with its pidfd, as long as that is open; Linux before 5.3 has none, nor have some sandboxes,
+    and there may be too many open files. Raises `ProcessLookupError` where there is no such process."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (OSError, AttributeError):
+        process = None
+    try:
+        yield Found(pid, process)
+    finally:
+        if process is not None:
+            os.close(process)
 
 
 def running(wanted: Callable[[int, bytes, Sequence[bytes]], bool]) -> Iterator[Found]:
     """The processes of this host that run and are ``wanted``; each pidfd is closed when the next one is asked
     for. ``wanted`` is told a number, a name, and the fields that come after it."""
-    for number in os.listdir("/proc"):  # noqa: PTH208 - faster where there are thousands
-        if not number.isdecimal():
-            continue
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            pid = int(number)
-            process = os.pidfd_open(pid)  # first, so that what is read and what is killed are one
-            try:
-                text = _text(f"/proc/{pid}/stat")
-                begin, end = text.index(b"(") + 1, text.rindex(b")")
-                fields = text[end + 1 :].split()
-                is_gone = fields[0] in _OVER and is_over(process)
-                if not is_gone and wanted(pid, text[begin:end], fields):
-                    yield Found(pid, process, int(fields[_GROUP]))
-            finally:
-                os.close(process)
+    for pid in _numbers():
+        # The pidfd comes first, so that what is read and what is killed are one.
+        with contextlib.suppress(OSError, ValueError, IndexError), held(pid) as found:
+            text = _text(f"/proc/{pid}/stat")
+            begin, end = text.index(b"(") + 1, text.rindex(b")")
+            fields = text[end + 1 :].split()
+            if _runs(fields) and wanted(pid, text[begin:end], fields):
+                yield found
+
+
+def _runs(fields: Sequence[bytes]) -> bool:
+    """Whether a process runs, by the fields after its name: its first thread alone may have ended."""
+    return fields[0] not in _OVER or int(fields[_THREADS]) > 1
+
+
+def _numbers() -> list[int]:
+    """The numbers of the processes of this host; none where the kernel has no means to say (EMFILE)."""
+    with contextlib.suppress(OSError):
+        names = os.listdir("/proc")  # noqa: PTH208 - faster where there are thousands
+        return [int(name) for name in names if name.isdecimal()]
+    return []
 
 
 def is_over(process: int) -> bool:
@@ -111,29 +135,40 @@ def ask_to_end(find: Callable[[], Iterable[Found]]) -> None:
     began = time.monotonic()
     while (now := time.monotonic()) < began + KILL_SECONDS:
         found = []
-        for pid, process, _ in find():
-            found.append(pid)
+        for one in find():
+            found.append(one.pid)
             if now >= began + LEFT_SECONDS:
-                _tell(process, signal.SIGKILL)
-            elif pid not in asked:
-                _tell(process, signal.SIGTERM)
+                _tell(one, signal.SIGKILL)
+            elif one.pid not in asked:
+                _tell(one, signal.SIGTERM)
         if not found:
             return
         asked.update(found)
-        time.sleep(LOOK_SECONDS)
+        time.sleep(_pause(now))
 
 
-def _tell(process: int, number: signal.Signals) -> None:
+def _pause(began: float) -> float:
+    """How long to wait after a look at all processes that ``began`` then: where there are thousands of them,
+    a look takes long."""
+    return min(max(LOOK_SECONDS, _REST * (time.monotonic() - began)), LONGEST_SECONDS)
+
+
+def _tell(found: Found, number: signal.Signals) -> None:
     with contextlib.suppress(OSError):
-        signal.pidfd_send_signal(process, number)
+        if found.process is not None:
+            signal.pidfd_send_signal(found.process, number)
+        else:
+            os.kill(found.pid, number)  # it was there a moment ago
 
 
 class Groups:
     """Process groups of ranks that have ended, in which something is left: who holds this has other work than
-    to wait, and looks every `LOOK_SECONDS` while there are any."""
+    to wait, and looks every `LOOK_SECONDS` while there are any. Nothing here raises, nor needs a descriptor
+    to kill."""
 
     def __init__(self) -> None:
         self._began: dict[int, float] = {}
+        self._next = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._began)
@@ -147,19 +182,38 @@ class Groups:
             os.killpg(group, 0)  # nor can it be as long as something is left
             self._began[group] = time.monotonic()
 
-    def look(self) -> None:
-        """Kills what is late, and forgets groups in which nothing is left."""
-        if not self:
-            return
-        now, left = time.monotonic(), set()
-        for found in running(lambda pid, name, fields: int(fields[_GROUP]) in self._began):
-            left.add(found.group)
-            if now >= self._began[found.group] + LEFT_SECONDS:
-                _tell(found.process, signal.SIGKILL)
-        self._began = {
-            group: began for group, began in self._began.items()
-            if group in left and now < began + KILL_SECONDS
-        }  # fmt: skip
+    def look(self, *, alone: bool) -> None:
+        """Kills what is late, and forgets groups in which nothing is left. ``alone``: nothing else is waited
+        for, so that it is worth a look at all processes whether only those are left that nobody waits for."""
+        now = time.monotonic()
+        for group, began in list(self._began.items()):
+            try:
+                os.killpg(group, signal.SIGKILL if now >= began + LEFT_SECONDS else 0)
+            except OSError:
+                del self._began[group]
+            else:
+                if now >= began + KILL_SECONDS:
+                    del self._began[group]
+        if alone and self and now >= self._next:
+            running_ones = _groups_of_running(self._began)
+            self._began = {group: began for group, began in self._began.items() if group in running_ones}
+            self._next = time.monotonic() + _pause(now)
+
+
+def _groups_of_running(groups: Collection[int]) -> Collection[int]:
+    """The process groups in which something runs; ``groups`` where the kernel has no means to say."""
+    found: set[int] = set()
+    try:
+        for name in os.listdir("/proc"):  # noqa: PTH208 - as above
+            if name.isdecimal():
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError, IndexError):
+                    text = _text(f"/proc/{name}/stat")
+                    fields = text[text.rindex(b")") + 1 :].split()
+                    if _runs(fields):
+                        found.add(int(fields[_GROUP]))
+    except OSError:
+        return groups
+    return found
 
 
 def is_stopped(pid: int) -> bool:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import onnxruntime as ort
 
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from ranks.weights.updated.variable import VariableWeights
     from sharding.common.arrays import Array
 
-    Take = Callable[[Asked | None], dict[str, Array]]
+    class Take(Protocol):
+        """Makes a step."""
+
+        def __call__(self, asked: Asked | None = None) -> dict[str, Array]: ...
 
 
 class Stats(NamedTuple):
@@ -209,7 +212,7 @@ class RankModel:
                 return steps.step(asked)
 
         with self.idle or contextlib.nullcontext():
-            yield (lambda asked: by_device(lambda: take(asked))) if self.on_device else take
+            yield (lambda asked=None: by_device(lambda: take(asked))) if self.on_device else take
 
     def _fed(self, feeds: Mapping[str, Array]) -> list[TensorSpec]:
         """The inputs that ``feeds`` must hold: all but the optional ones that it lacks."""

@@ -129,12 +129,8 @@ def _children() -> Iterator[processes.Found]:
             found += [int(child) for child in children.read().split()]
     for child in found:
         if _group(child) == os.getpgrp():
-            with contextlib.suppress(OSError):
-                process = os.pidfd_open(child)
-                try:
-                    yield processes.Found(child, process, os.getpgrp())
-                finally:
-                    os.close(process)
+            with contextlib.suppress(ProcessLookupError), processes.held(child) as one:
+                yield one
 
 
 def _group(pid: int) -> int:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
+import gc
 import json
 import os
 import signal
 import sys
 import threading
 import time
+import weakref
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -604,6 +606,18 @@ def sending_first(world: Communicator) -> dict[str, Any]:
             total += float(buffer[-1])
         totals.append(total)
     return {"kept": count, "totals": totals}
+
+
+def forgotten(world: Communicator) -> dict[str, Any]:
+    """How many of the buffers that were summed are still there when nobody has them any more."""
+    kept = []
+    for size in (1, 60_000, 300_000):
+        buffer = np.ones(size, np.float32)
+        world.all_reduce(buffer)
+        kept.append(weakref.ref(buffer))
+        del buffer
+    gc.collect()
+    return {"kept": sum(one() is not None for one in kept)}
 
 
 def leaving(world: Communicator) -> dict[str, Any]:

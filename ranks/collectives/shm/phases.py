@@ -162,8 +162,9 @@ class Phases:
 
 
 def say(operation: str, buffer: Array) -> What:
-    """An operation on a buffer, in words."""
-    return lambda: f"{operation} of {buffer.dtype.name}{list(buffer.shape)}"
+    """An operation on a buffer, in words. It keeps no buffer alive: who asks for it may live longer."""
+    dtype, shape = buffer.dtype, buffer.shape
+    return lambda: f"{operation} of {dtype.name}{list(shape)}"
 
 
 def _break_in_child(phases: weakref.ref[Phases]) -> None:

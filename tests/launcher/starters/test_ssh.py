@@ -158,6 +158,25 @@ def test_nothing_outlives_a_connection(tmp_path: Path) -> None:
     assert sorted((frame["rank"], frame["code"]) for frame in frames[2:]) == [(0, -9), (1, -9)]
 
 
+def test_nothing_is_left_of_a_start_that_fails(tmp_path: Path) -> None:
+    """The first ranks have started something when the last one cannot be."""
+    mark = f"MARK=half-{os.getpid()}"
+    ranks = [{"RANK": str(rank)} for rank in range(40)]
+    ranks.append({"RANK": "40", "LONG": "x" * (1 << 20)})  # more than Linux takes
+    asked: Asked = {
+        "folder": str(tmp_path),
+        "environment": dict([mark.split("=")]),
+        "ranks": ranks,
+        "program": ["sh", "-c", f"sleep {SECONDS}; exit"],
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", agent.__name__], input=json.dumps(asked).encode() + b"\n",
+        capture_output=True, cwd=ROOT, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and b'"problem"' in done.stdout, done.stdout
+    assert wait_until(lambda: not holding(mark), 10), holding(mark)
+
+
 def test_an_agent_that_is_asked_nothing_says_nothing() -> None:
     """The launcher has ended before: a traceback would be taken for the cause."""
     done = subprocess.run(

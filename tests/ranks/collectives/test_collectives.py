@@ -72,6 +72,14 @@ def test_sends_before_receives(backend: str, kept: int) -> None:
         assert (ended.reports["kept"], ended.reports["totals"]) == (kept, [kept * (2.0 - rank)] * 3)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_summed_buffer_is_not_kept(size: int) -> None:
+    """What is remembered for its shape has nothing of it."""
+    world = worlds.run("shm", size, "forgotten", timeout=20)
+    for ended in world.ranks:
+        assert ended.reports.get("finished") and ended.reports["kept"] == 0, ended.errors
+
+
 def test_device_tensors() -> None:
     """The logic that NCCL and HCCL share, on CPU tensors over Gloo; NCCL itself needs a GPU for each rank."""
     need("gloo")

@@ -82,6 +82,15 @@ def test_a_step_that_fails_changes_nothing(form: str, tmp_path: Path) -> None:
             equal(step(None), plain.step(ids))
 
 
+def test_nothing_need_be_asked(tmp_path: Path) -> None:
+    """Whatever computes it."""
+    model, plain = made("buffered", tmp_path)
+    ids = np.ones((1, 1), np.int64)
+    for model.on_device in (False, True):
+        with model.stepping(7, {"input_ids": ids}) as step:
+            equal(step(), plain.step(ids))
+
+
 def test_a_rewound_sequence_goes_on(tmp_path: Path) -> None:
     model, plain = made("buffered", tmp_path)
     ids = np.ones((1, 1), np.int64)
@@ -93,3 +102,21 @@ def test_a_rewound_sequence_goes_on(tmp_path: Path) -> None:
         model.sequences.rewind(7, PROMPT + 7)
         plain.state = plain_state
         equal(step(None), last)
+
+
+def test_steps_go_on_where_memory_for_a_plan_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step before has been made, on all ranks."""
+    model, plain = made("buffered", tmp_path)
+    tried: list[int] = []
+
+    def again(number: int, feeds: Any) -> None:
+        tried.append(number)
+        raise MemoryError
+
+    monkeypatch.setattr(model.sequences, "again", again)
+    ids = np.zeros((1, 1), np.int64)
+    with model.stepping(7, {"input_ids": ids}) as step:
+        for number in range(6):
+            ids[...] = number
+            equal(step(None), plain.step(ids))
+    assert tried

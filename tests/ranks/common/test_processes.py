@@ -1,0 +1,91 @@
+"""The end of what ranks leave running."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ranks.common import processes
+from ranks.common.processes import Groups
+from tests.launcher.processes import wait_until
+
+LEAVES = "trap '' TERM; sleep 100 >/dev/null 2>&1 & echo $!"
+"""A shell that ends, and what it leaves does not end when it is asked to."""
+
+
+def left() -> tuple[int, subprocess.Popen[str]]:
+    """What was left, and the first process of its group, which has ended."""
+    first = subprocess.Popen(["sh", "-c", LEAVES], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert first.stdout is not None
+    pid = int(first.stdout.read())
+    first.stdout.close()
+    return pid, first
+
+
+def none_left(*_: object) -> Any:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def nothing(patch: pytest.MonkeyPatch) -> None:
+    """All is as usual."""
+
+
+def no_files(patch: pytest.MonkeyPatch) -> None:
+    for name in ("listdir", "open", "pidfd_open"):
+        patch.setattr(os, name, none_left)
+
+
+def no_pidfds(patch: pytest.MonkeyPatch) -> None:
+    patch.delattr(os, "pidfd_open")
+
+
+@pytest.mark.parametrize("lacks", [nothing, no_files, no_pidfds])
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_ignores_sigterm_is_killed(
+    lacks: Callable[[pytest.MonkeyPatch], None], alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid, first = left()
+    groups = Groups()
+    with monkeypatch.context() as patch:
+        lacks(patch)
+        groups.end(first.pid, first.wait)
+        assert groups
+        while groups:
+            groups.look(alone=alone)
+            time.sleep(processes.LOOK_SECONDS)
+    assert wait_until(lambda: processes.status(pid) is None, 10)
+
+
+def test_all_processes_are_looked_at_only_where_nothing_else_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There may be thousands of them, and other ranks' ends are to be told at once."""
+    pid, first = left()
+    looks, listdir = list[str](), os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: looks.append(path) or listdir(path))
+    groups = Groups()
+    groups.end(first.pid, first.wait)
+    for _ in range(3):
+        groups.look(alone=False)
+    assert groups and not looks
+    groups.look(alone=True)
+    assert groups and looks
+    os.kill(pid, 9)
+    assert wait_until(lambda: processes.status(pid) is None, 10)
+
+
+@pytest.mark.parametrize("lacks", [nothing, no_pidfds])
+def test_who_is_asked_to_end(
+    lacks: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid, first = left()
+    first.wait()
+    lacks(monkeypatch)
+    processes.ask_to_end(lambda: processes.running(lambda number, name, fields: number == pid))
+    assert wait_until(lambda: processes.status(pid) is None, 10)
