@@ -8,6 +8,7 @@ import resource
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,9 +146,9 @@ def test_writers_of_slices_are_as_many_as_processors(tmp_path: Path, monkeypatch
     pools: list[str] = []
     known = stream.ThreadPoolExecutor
 
-    def pool(workers: int, name: str) -> ThreadPoolExecutor:
+    def pool(workers: int, name: str, **more: Any) -> ThreadPoolExecutor:
         pools.append(name)
-        return known(workers, name)
+        return known(workers, name, **more)
 
     monkeypatch.setattr(stream, "ThreadPoolExecutor", pool)
     monkeypatch.setattr(stream, "processors", lambda: 1)  # as a quota of one leaves of any number
