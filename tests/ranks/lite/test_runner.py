@@ -191,8 +191,9 @@ def test_an_error_is_its_callers_alone(tmp_path: Path) -> None:
     assert set(found[0::3]) == {"[1 2 0]"}
     assert all(text.startswith("predict failed! Error is ONNX Runtime could not run") for text in found[1::3])
     assert all("Input 'x' must have 1 axes" in text for text in found[2::3])
-    assert runner._pool is not None
-    assert len(runner._pool.free) == 2
+    left = runner._pool
+    assert left is not None
+    until(lambda: len(left.free) == 2)  # a caller has its answer before its worker is free again
 
 
 WRONG: list[Any] = [
