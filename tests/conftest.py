@@ -259,8 +259,7 @@ def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         if (name.startswith(_RANK_PREFIXES) or name in _RANK_NAMES) and name not in _KEPT:
             del os.environ[name]
     os.environ["SHARDRUN_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-    if not os.environ.get("NOCOPIES"):
-        RANKS.install()
+    RANKS.install()
     yield
     os.environ.clear()
     os.environ.update(saved)
