@@ -31,6 +31,10 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # Its thread would spin beside the tests and in each process that they start.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# Unbuffered, Python itself drops the rest of a write that a pipe took in part; and a program that is to be
+# unbuffered, as the tests may be, cannot be a copy of one that is not.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 # A shell starts what runs in the background with Ctrl-C ignored; programs under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -348,7 +348,6 @@ def hang(tmp_path: Path, found: str, ignored: Sequence[signal.Signals]) -> subpr
         ["sh", "-c", f'{traps} exec "$@"', "sh", ROOT / "scripts" / "gpu_check.sh", python],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         text=True,
     )
 
@@ -507,8 +506,9 @@ def test_what_nobody_reads_is_not_called_right(
     assert found == status
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("place", ["/dev/full", "a closed pipe"])
-def test_no_room_for_the_output(place: str) -> None:
+def test_no_room_for_the_output(place: str, unbuffered: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe, Path("/dev/full").open("w") as full:
@@ -516,6 +516,7 @@ def test_no_room_for_the_output(place: str) -> None:
             [ROOT / "scripts" / "gpu_check.sh", sys.executable, "--list"],
             stdout=full if place == "/dev/full" else pipe,
             stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
             text=True,
             timeout=100,
             check=False,

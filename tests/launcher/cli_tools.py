@@ -52,8 +52,7 @@ def environment(**more: str) -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("OMPI_", "PMI", "SHARDRUN_"))
-        # Unbuffered, Python itself drops the rest of a write that a pipe took in part.
-        and name not in {"PYTHONUNBUFFERED", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+        and name not in {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
     }
     # Open MPI refuses root unless told so, and binds two ranks to one core each.
     mpi = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -57,7 +57,14 @@ def test_scripts_on_ranks_with_closed_streams(place: Path, ranks: str) -> None:
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
     "command",
-    ["run slices", "table make --local 2", "--version", "exec --ranks 2 --launcher local script.py"],
+    [
+        "run slices",
+        "table make --local 2",
+        "--version",
+        "--help",
+        "run --help",
+        "exec --ranks 2 --launcher local script.py",
+    ],
 )
 def test_a_full_device_is_an_error(place: Path, command: str, unbuffered: str) -> None:
     done = shell(f"{SHARDRUN} {command} >/dev/full", place, PYTHONUNBUFFERED=unbuffered)
