@@ -107,7 +107,7 @@ def _check_tensors(proto: onnx.ModelProto, path: Path) -> None:
 def _check_graph(graph: onnx.GraphProto, path: Path) -> None:
     import onnx
 
-    for what, values in (("input", graph.input), ("weight", graph.initializer)):
+    for what, values in (("input", graph.input), ("weight", graph.initializer), ("output", graph.output)):
         seen: set[str] = set()
         for value in values:
             if value.name and value.name in seen:

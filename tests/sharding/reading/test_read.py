@@ -386,6 +386,7 @@ def _external_strings(model: onnx.ModelProto) -> None:
 BROKEN: list[tuple[str, Callable[[onnx.ModelProto], object], str]] = [
     ("input twice", lambda model: _twice(model, "input"), "it has two inputs named 'x'"),
     ("weight twice", lambda model: _twice(model, "initializer"), "it has two weights named 'w1'"),
+    ("output twice", lambda model: _twice(model, "output"), "it has two outputs named 'y'"),
     ("place outside", lambda model: _sparse(model, np.asarray([0, 256])), "an index lies outside its shape"),
     ("place before", lambda model: _sparse(model, np.asarray([-1, 2])), "an index lies outside its shape"),
     ("places", lambda model: _sparse(model, np.asarray([1])), "it has 2 values and indices of shape"),
