@@ -125,7 +125,7 @@ def _repeated(node: ir.Node) -> None:
 
 def _assigned(graph: ir.Graph, node: ir.Node) -> None:
     """Rewrites ``x[..., a:b] = v`` along one axis, of which exporters write a ScatterND with the place of
-    each element: what lies before, v, and what lies behind are joined. Nothing has to be known of places then.
+    each element: what lies before, v, and what lies behind are joined, and nothing asks for places then.
     """
     import onnx_ir as ir
 
