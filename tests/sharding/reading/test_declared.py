@@ -555,3 +555,15 @@ def test_a_length_called_an_expression_is_one_where_the_model_wants_it(tmp_path:
     assert mask is not None and shapes["s"] == ("n", 2, "new", mask[3])
     assert (shapes["m"] or ())[1:] == (2, "new", mask[3])
     assert shown(mask[3]) == called
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "data"])
+def test_an_input_that_is_an_output_is_what_it_is_as_an_input(tmp_path: Path, strategy: str) -> None:
+    text = "g (float[n, s, 16] x) => (float[n, s, 8] y, float[n, s, 16] x) { a = MatMul(x, w) y = Relu(a) }"
+    path = graphs.save(tmp_path / "model.onnx", text, {"w": graphs.array(16, 8)})
+    model = onnx.load(path)
+    model.graph.output[1].type.tensor_type.shape.dim[0].dim_value = 32
+    model.graph.output[1].type.tensor_type.shape.dim[1].dim_value = 4
+    path.write_bytes(model.SerializeToString())
+    sharding.slice_model(path, 2, tmp_path / "slices", options=SliceOptions(strategy=strategy))
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(4, 5, 16)})
