@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import sharding
+from ranks.common.tensors import TensorSpec, unlike
 from ranks.run import executor
 from sharding.demands.options import SliceOptions
 from sharding.errors import SliceError
@@ -398,3 +399,6 @@ def test_a_name_that_reads_as_an_expression_demands_nothing(tmp_path: Path, name
     )
     found = batch_axes(read_model(path))
     assert found == BatchAxes({"x": 0, "b": 0, "s": 0}, {"y": 0, "z": 0})
+    shapes = {"x": ("n", name, 4), "b": ("n", "batch"), "s": ("n", "size")}
+    specs = [TensorSpec(key, np.dtype(np.float32), shape) for key, shape in shapes.items()]
+    assert unlike(specs, [(4, 5, 4), (4, 3), (4, 7)], found.lengths) == ""  # so ranks cut the rows
