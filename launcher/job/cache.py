@@ -7,15 +7,16 @@ number of ranks, the options, the manifest's version and the slicer's own code. 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
 from launcher.errors import ConfigError, ShardrunError
 from ranks.cache.cache import Cache
-from ranks.cache.folder import ELSEWHERE, cache_folder
+from ranks.cache.folder import ELSEWHERE, cache_folder, size_of_files
 from ranks.cache.intact import Files
-from ranks.cache.keys import hash_of_code, key_of
+from ranks.cache.keys import beginning, hash_of_code, key_of
 from ranks.common.progress import Progress
 from ranks.common.waiting import HeldError
 from sharding.common.registry import entry_points
@@ -53,6 +54,7 @@ def sliced(
         raise ConfigError(str(problem)) from None
     cache = Cache("slices", root)
     try:
+        _demand_room(cache.folder, model, ranks)
         return cache.get_or_make(
             _key(model, ranks, options),
             lambda folder: _slice_into(folder, model, ranks, options, progress),
@@ -71,6 +73,24 @@ def sliced(
             f"the cache of sliced models at {problem.filename or cache.folder} cannot be used: "
             f"{why_unwritable(problem, ELSEWHERE)}"
         ) from None
+
+
+def _demand_room(folder: Path, model: Path, ranks: int) -> None:
+    """Raises `RoomError` where slices of a model are not there and have no room: its key is a hash, which
+    takes hours of a file that is so long."""
+    there = next((one for one in (folder, *folder.absolute().parents) if one.is_dir()), None)
+    if there is None:  # whoever makes the folder says so
+        return
+    disk = shutil.disk_usage(there)
+    kept = beginning(model, f"-{ranks}")
+    room = disk.total if any(one.name.startswith(kept) for one in _listed(folder)) else disk.free
+    needed = size_of_files(model)
+    if disk.total and needed > room:  # no size at all: a file system that does not tell
+        raise RoomError(folder, needed, disk.free)
+
+
+def _listed(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def _slice_into(

@@ -16,8 +16,13 @@ def key_of(model: Path, parts: Mapping[str, object], *, about: str = "") -> str:
     """The key of what is made of a model and ``parts``, plain JSON values. It starts readably, for a person
     who looks into the folder: with the model's name, and what there is to say ``about`` it."""
     whole = json.dumps({"model": fingerprint(model), **parts}, sort_keys=True)
+    return f"{beginning(model, about)}{hashlib.sha256(whole.encode()).hexdigest()[:24]}"
+
+
+def beginning(model: Path, about: str = "") -> str:
+    """What a model's keys start with, which takes no hash."""
     stem = "".join(c if c.isascii() and c.isalnum() else "_" for c in model.stem)[:40]
-    return f"{stem}{about}-{hashlib.sha256(whole.encode()).hexdigest()[:24]}"
+    return f"{stem}{about}-"
 
 
 def hash_of_code(root: Path, others: Mapping[str, str]) -> str:

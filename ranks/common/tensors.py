@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -49,7 +48,6 @@ ELEMENT_TYPES: Mapping[str, tuple[int, str]] = {
 name."""
 
 _NAMES = {number: name for name, (number, _) in ELEMENT_TYPES.items()}
-_NAME = re.compile(r"[^\W\d]\w*")
 
 
 def element_number(ort_type: str) -> int | None:
@@ -233,9 +231,8 @@ def unlike(
     sums: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """The first axis of inputs of these shapes that has another length than it is called by, as a sentence;
-    "" where none has. ``sums``: symbols that must be sums of others, besides those that are called so
-    (``past + 1``): what is proved for them holds for these sums alone, so one that cannot be told counts as
-    wrong. A length that is None may be any.
+    "" where none has. ``sums``: symbols that must be sums of others: what is proved for them holds for these
+    sums alone, so one that cannot be told counts as wrong. A length that is None may be any.
 
     ONNX Runtime does not hold a model to its symbols: exporters give one name to axes of different lengths.
     """
@@ -248,13 +245,11 @@ def unlike(
                 other, name = seen[dim]
                 return f"{dim!r} has length {length} in input {spec.name!r}, but {other} in input {name!r}"
     numbers = {symbol: length for symbol, (length, _) in seen.items()}
-    # A symbol that names no other one is only a name: exporters write numbers, too.
-    called = {s: s for s in seen if not s.isidentifier() and any(name in seen for name in _NAME.findall(s))}
-    for symbol, text in {**called, **sums}.items():
+    for symbol, text in sums.items():
         wanted = _number(text, numbers)
-        if symbol in sums and (wanted is None or symbol not in seen):
+        if wanted is None or symbol not in seen:
             return f"{symbol!r} must be {text}, but not all of these lengths are known"
-        if symbol in seen and wanted not in {None, numbers[symbol]}:
+        if wanted != numbers[symbol]:
             length, name = seen[symbol]
             said = text if text == symbol else f"{symbol} = {text}"
             return f"{said!r} has length {length} in input {name!r}, but would be {wanted}"

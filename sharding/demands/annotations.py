@@ -76,12 +76,12 @@ def read_annotations(source: Source, devices: int) -> Annotations | None:
         return None
     if not is_annotated(source):
         return None
-    return _read(source.path, source.file.sha256, devices)
+    return _read(source.path, source.sha256, devices)
 
 
 @functools.lru_cache(maxsize=2)
-def _read(path: Path, _digest: str, devices: int) -> Annotations | None:
-    """``_digest`` makes another file of the same name another entry of the cache."""
+def _read(path: Path, _reading: object, devices: int) -> Annotations | None:
+    """``_reading`` makes a file that was read anew another entry of the cache."""
     proto = read_stripped(path)
     where = str(path)
     used = {item.configuration_id for node in _all_nodes(proto) for item in node.device_configurations}

@@ -41,8 +41,17 @@ _FOLDED = frozenset(
             "Floor",
         ),
         *("Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual", "Identity", "Less"),
-        *("LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "NonZero", "Not", "Or", "Pad", "Pow", "Range"),
-        *("Reciprocal", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "ScatterElements"),
+        *("LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "NonZero", "Not", "OneHot", "Or", "Pad", "Pow"),
+        *(
+            "Range",
+            "Reciprocal",
+            "ReduceMax",
+            "ReduceMin",
+            "ReduceProd",
+            "ReduceSum",
+            "Reshape",
+            "ScatterElements",
+        ),
         *("ScatterND", "Shape", "Sign", "Size", "Slice", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose"),
         *("Trilu", "Unsqueeze", "Where", "Xor"),
     }
@@ -55,7 +64,7 @@ _CHOICES = 31
 """From more, numpy's ``choose`` does not choose in all its versions."""
 ENDS = frozenset({2**31 - 1, 2**63 - 1})
 """What stands for the end of an axis, whatever its length."""
-_GROWS = frozenset({"Expand", "Range", "ConstantOfShape", "Tile", "Pad", "NonZero"})
+_GROWS = frozenset({"Expand", "Range", "ConstantOfShape", "Tile", "Pad", "NonZero", "OneHot"})
 
 
 def evaluate(node: ir.Node, opset: int) -> ir.TensorProtocol | None:
@@ -106,6 +115,16 @@ def is_alike(node: ir.Node, opset: int) -> bool:
         return shape is not None and -len(shape) <= axis < len(shape) and shape[axis] <= _CHOICES
     if node.op_type == "Cast":  # numbers have other texts
         return node.attributes.get_int("to", 0) != ir.DataType.STRING
+    if node.op_type == "OneHot":  # of other numbers ONNX Runtime makes rows without a mark
+        numbers, depth = (None if value is None else small_constant(value) for value in node.inputs[:2])
+        if (
+            numbers is None
+            or depth is None
+            or depth.size != 1
+            or "f" in numbers.dtype.kind + depth.dtype.kind
+        ):
+            return False
+        return bool(np.all((-depth.item() <= numbers) & (numbers < depth.item())))
     if node.op_type == "Range":  # ONNX Runtime adds up the steps
         return all(value is not None and not _is_float(value) for value in node.inputs)
     return True

@@ -4,16 +4,22 @@ A file names axes, and exporters give one name to axes that are not of one lengt
 not know, or ``n`` for two inputs that are each as long as they like. ONNX Runtime does not hold a model to
 its symbols. So each axis of the inputs has a symbol of its own while a model is planned, and only lengths
 that come from one axis are equal. What is shown, and written into rank models, is the file's own name.
+
+A name may look like an expression of other names (``batch-size``, beside ``batch`` and ``size``). Some
+exporters mean it so, and a length inside the graph that is called ``past + 1`` is that; what an input calls
+so is as long as it likes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from sharding.graph.values import shape_of
 from sharding.rules.base import Dim
+from sharding.rules.products import MARK
+from sharding.slices.expressions import number_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -22,13 +28,17 @@ MADE_UP = "unk__"
 """How onnx's inference names lengths that it knows nothing of."""
 _MARK = "\x1f"
 _TOLD_APART = re.compile(rf"{_MARK}\d+")
+_NO_PRODUCT = "\x1e"
+"""Stands for the mark of products in a name."""
 
 
 def tell_apart(graph: ir.Graph) -> None:
-    """Gives each open axis of the inputs a symbol of its own."""
+    """Gives each open axis of the inputs a symbol of its own, which no length inside the graph has that is
+    an expression."""
     import onnx_ir as ir
 
-    seen: set[str] = set()
+    names = [axis for value in graph.inputs for axis in shape_of(value) or () if isinstance(axis, str)]
+    seen = {axis for axis in names if is_expression(axis, names)}
     for value in graph.inputs:
         shape = shape_of(value)
         if shape is None:
@@ -36,10 +46,18 @@ def tell_apart(graph: ir.Graph) -> None:
         axes = list(shape)
         for index, axis in enumerate(shape):
             if isinstance(axis, str) and axis in seen:
-                axes[index] = f"{axis}{_MARK}{len(seen)}"
+                axes[index] = f"{axis.replace(MARK, _NO_PRODUCT)}{_MARK}{len(seen)}"
             if isinstance(axes[index], str):
                 seen.add(str(axes[index]))
         value.shape = ir.Shape(axes)
+
+
+def is_expression(axis: str, names: Iterable[str]) -> bool:
+    """Whether a name reads as an expression of some of these names."""
+    if axis.isidentifier():
+        return False
+    text = axis.replace(MARK, "*")
+    return number_of(text, {}) is None and number_of(text, dict.fromkeys(names, 7)) is not None
 
 
 def shown_shape(value: ir.Value | None) -> tuple[Dim, ...] | None:
@@ -50,7 +68,7 @@ def shown_shape(value: ir.Value | None) -> tuple[Dim, ...] | None:
 
 def shown(axis: Dim) -> Dim:
     """An axis as the file names it, or a product of such."""
-    return _TOLD_APART.sub("", axis) if isinstance(axis, str) else axis
+    return _TOLD_APART.sub("", axis).replace(_NO_PRODUCT, MARK) if isinstance(axis, str) else axis
 
 
 def is_made_up(axis: Dim) -> bool:

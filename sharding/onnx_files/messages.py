@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from sharding.onnx_files.placeholders import refuse_devices
+from sharding.onnx_files.protobuf import MESSAGE_BYTES, not_a_model
 
 if TYPE_CHECKING:
     from onnx import (
@@ -76,9 +77,12 @@ if not TYPE_CHECKING:
 def read_message(path: Path) -> ModelProto:
     """A model's message without its external data, as ``onnx.load`` reads it.
 
-    Raises `OSError`, `ModelError` for a pipe or a device, which might never end, and protobuf's own errors.
+    Raises `OSError`, `ModelError` for a pipe or a device, which might never end, and for a file that is too
+    long for protobuf, and protobuf's own errors.
     """
     refuse_devices(path)
+    if path.stat().st_size >= MESSAGE_BYTES:
+        raise not_a_model(path)
     if path.suffix != ".onnx":  # by the name it may be of a form of text
         import onnx
 

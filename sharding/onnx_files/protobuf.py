@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sharding.common.text import one_line
+from sharding.common.text import human_bytes, one_line
 from sharding.errors import ModelError
 from sharding.onnx_files.placeholders import refuse_devices, refuse_placeholder
 
@@ -28,7 +28,7 @@ INLINE_BYTES = 4096
 
 _MODEL_GRAPH, _GRAPH_INITIALIZER = 7, 5
 _TENSOR_RAW_DATA, _TENSOR_EXTERNAL_DATA, _TENSOR_DATA_LOCATION = 9, 13, 14
-_MESSAGE_BYTES = 1 << 31
+MESSAGE_BYTES = 1 << 31
 """As long is no message that protobuf reads."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -43,10 +43,24 @@ class MalformedError(ModelError):
 def not_a_model(what: str | Path, why: object = "") -> ModelError:
     """That ``what``, a file or what stands for one, is no model; ``why``: the error that said so, whose own
     words are shown if they are ours, or those of a reader of text."""
+    long = 0 if isinstance(why, MalformedError) else _bytes_of(what)
+    if long >= MESSAGE_BYTES:
+        return ModelError(
+            f"{what} has {human_bytes(long)}, and protobuf reads no file of 2 GiB or more: put its weights "
+            "into a file beside it (external data), or slice it (`shardrun slice`), which reads them where "
+            "they are."
+        )
     kind = "a MindIR file" if str(what).endswith(".mindir") else "an ONNX file"
     of_text = type(why).__name__ == "ParseError"  # protobuf's two and onnx's, of three modules
     place = f": {one_line(str(why))}" if of_text or isinstance(why, MalformedError) else ""
     return ModelError(f"{what} is not {kind}, or it is truncated{place}.")
+
+
+def _bytes_of(what: str | Path) -> int:
+    try:
+        return Path(what).stat().st_size
+    except (OSError, ValueError):
+        return 0
 
 
 def without_weights(data: memoryview) -> bytes:
@@ -103,7 +117,7 @@ def _rebuild(data: memoryview, start: int, end: int, inner: int, strip: _Strip) 
     for number, wire, first, payload, stop in fields(data, start, end):
         if number == inner and wire == _BYTES:
             parts.append(field(inner, strip(data, payload, stop)))
-        elif stop - first >= _MESSAGE_BYTES:
+        elif stop - first >= MESSAGE_BYTES:
             raise MalformedError(f"a field at byte {first} has {stop - first} bytes, none of them weights")
         else:
             parts.append(bytes(data[first:stop]))

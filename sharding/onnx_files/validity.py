@@ -36,6 +36,7 @@ def check(proto: onnx.ModelProto, path: Path) -> None:
     _check_graph(proto.graph, path)
     _check_tensors(proto, path)
     _forget_unknown(proto.graph)
+    _forget_repeated(proto.graph)
     _forget_maps(proto, path)
 
 
@@ -107,7 +108,7 @@ def _check_tensors(proto: onnx.ModelProto, path: Path) -> None:
 def _check_graph(graph: onnx.GraphProto, path: Path) -> None:
     import onnx
 
-    for what, values in (("input", graph.input), ("weight", graph.initializer)):
+    for what, values in (("input", graph.input), ("weight", graph.initializer), ("output", graph.output)):
         seen: set[str] = set()
         for value in values:
             if value.name and value.name in seen:
@@ -131,6 +132,14 @@ def _forget_unknown(graph: onnx.GraphProto) -> None:
         for axis in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
             if axis.dim_value < 0:  # what some exporters write for a length that is not known
                 axis.Clear()
+
+
+def _forget_repeated(graph: onnx.GraphProto) -> None:
+    """An input that is an output too is what it is called as an input: ONNX Runtime takes it as that."""
+    inputs = {value.name: value for value in graph.input}
+    for value in (*graph.value_info, *graph.output):
+        if value.name in inputs:
+            value.type.CopyFrom(inputs[value.name].type)
 
 
 def _forget_maps(proto: onnx.ModelProto, path: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.graph.open_lengths import DEMANDING
-from sharding.graph.symbols import is_made_up, shown, shown_shape
+from sharding.graph.symbols import is_expression, is_made_up, shown, shown_shape
 from sharding.graph.values import shape_of, subgraphs
 from sharding.reading.lengths import PRIMES, Lengths, as_product, evaluate, with_inputs
 from sharding.rules.base import Dim
@@ -47,6 +47,7 @@ def forget(graph: ir.Graph) -> dict[str, Shape]:
     name."""
     declared = {}
     names = {axis for value in graph.inputs for axis in shape_of(value) or () if isinstance(axis, str)}
+    names = {axis for axis in names if not is_expression(axis, names)}
     for node in graph:
         for value in node.outputs:
             shape = shape_of(value)
@@ -102,8 +103,11 @@ def confirm(model: ir.Model, path: Path, declared: Mapping[str, Shape]) -> bool:
         else {}
     )
     # Where they do not go together somewhere, the model itself wants them to be equal.
-    if all(_is_known(found.get(name)) for name in together):
-        for name, check in checks.items():
+    wanted = not all(_is_known(found.get(name)) for name in together)
+    for name, check in checks.items():
+        if wanted:
+            check.meet(apart)
+        else:
             check.tell_apart(found.get(name), apart)
     held = {name: shape for name, check in checks.items() if (shape := check.held()) is not None}
     if not any(_says_more(shape, shape_of(asked[name])) for name, shape in held.items()):
@@ -189,11 +193,17 @@ class _Check:
             length = found[axis] if found is not None and len(found) == len(self.declared) else None
             if not isinstance(length, int):
                 continue
-            own = [symbol for symbol, number in numbers.items() if shown(symbol) == said and number == length]
+            own = [symbol for symbol, number in numbers.items() if _said(symbol) == said and number == length]
             if own:
                 self.own[axis] = own[0]
-            elif isinstance(said, int):
-                self.right[axis] &= said == length
+            elif isinstance(said, int) or (said not in numbers and evaluate(said, numbers) is not None):
+                self.right[axis] &= evaluate(said, numbers) == length
+
+    def meet(self, symbols: Collection[str]) -> None:
+        """What the file calls an expression is as long as the input's axis that it calls so."""
+        named = {shown(symbol): symbol for symbol in symbols if shown(symbol) not in symbols}
+        named |= {as_product(text): symbol for text, symbol in named.items()}
+        self.own.update((axis, named[said]) for axis, said in enumerate(self.declared) if said in named)
 
     def decided(self) -> bool:
         return (
@@ -212,6 +222,11 @@ class _Check:
         )
 
 
+def _said(symbol: str) -> Dim:
+    """What a file calls an axis, as it would inside the graph."""
+    return as_product(shown(symbol))
+
+
 def _is_quotient(node: ir.Node, shape: Shape) -> bool:
     """Whether a node makes an axis of what is left for it, of which inference with symbols knows nothing."""
     return node.op_type == "Reshape" and not node.domain and any(map(is_made_up, shape))
@@ -223,14 +238,14 @@ def _sets(model: ir.Model, sets: Iterable[Sequence[int]] = SETS) -> Iterator[Len
         str(axis)
         for value in model.graph.inputs
         for axis in shown_shape(value) or ()
-        if isinstance(axis, str) and evaluate(axis, {}) is None
+        if isinstance(axis, str)
     )
-    plain = [symbol for symbol in symbols if symbol.isidentifier()]
+    plain = [symbol for symbol in symbols if not is_expression(symbol, symbols)]
     for numbers in sets:
         cycle = itertools.cycle(numbers)
         known = {symbol: next(cycle) for symbol in plain}
         for symbol in symbols:
-            if symbol not in known and evaluate(symbol, known) is None:
+            if (evaluate(symbol, known) or 0) < 1:
                 known[symbol] = next(cycle)
         yield Lengths(known, next(cycle))
 
@@ -246,13 +261,20 @@ def _knows(model: ir.Model, asked: Collection[str]) -> bool:
 
 
 def _apart(model: ir.Model) -> dict[str, int]:
-    """Each open axis of the inputs another number, by its own symbol; empty where names are not repeated."""
+    """Each open axis of the inputs another number, by its own symbol; empty where no name is repeated, or an
+    expression of others."""
     axes = [axis for value in model.graph.inputs for axis in shape_of(value) or ()]
     symbols = [axis for axis in axes if isinstance(axis, str)]
     if all(shown(symbol) == symbol for symbol in symbols):
         return {}
     # Each divides the next ones: a Reshape of one input to another's length can be inferred.
-    return {symbol: 64 << (index % 16) for index, symbol in enumerate(dict.fromkeys(symbols))}
+    numbers = {symbol: 64 << (index % 16) for index, symbol in enumerate(dict.fromkeys(symbols))}
+    named = [symbol for symbol in numbers if is_expression(str(shown(symbol)), numbers)]
+    for index, symbol in enumerate(named):  # another one than the expression's, of which that is a factor
+        number = evaluate(shown(symbol), numbers) or 0
+        if number > 0:
+            numbers[symbol] = number * (2 << (index % 16))
+    return numbers
 
 
 def _number(axis: Dim, numbers: Mapping[str, int]) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.graph.fold import small_constant
-from sharding.graph.symbols import shown, shown_shape
+from sharding.graph.symbols import is_expression, shown, shown_shape
 from sharding.graph.values import shape_of
 from sharding.rules.base import Dim
 from sharding.rules.products import MARK, length_of, product
@@ -65,8 +65,9 @@ def lengths_of(
     source: Source, batch: Mapping[str, int], taken: Iterable[int] = ()
 ) -> Iterator[tuple[Lengths, ...]]:
     """Assignments to try: every symbol and every place without one another number, which is no factor of a
-    length or a constant of the model, nor of those ``taken``; then one symbol the sum of two others, as the
-    length of a mask is that of the cache and of the new tokens.
+    length or a constant of the model, nor of those ``taken``; then those that are called expressions of
+    others (``past + 1``) what they are called; then one symbol the sum of two others, as the length of a mask
+    is that of the cache and of the new tokens.
 
     Each comes with a second one, of numbers that lie in another order and at other distances. What holds in
     one of them alone holds by chance: a length that follows from others may meet a constant of the model.
@@ -84,16 +85,18 @@ def lengths_of(
     if not found and not unnamed:
         yield (Lengths({}),)
         return
-    plain = [symbol for symbol in found if symbol.isidentifier()]
+    expressions = {symbol: symbol for symbol in found if is_expression(symbol, found)}
+    plain = [symbol for symbol in found if symbol not in expressions]
     free = _free_primes(source.model, taken)
     first = list(itertools.islice(free, len(found) + len(unnamed) + 1))
     sets = []
     for numbers in (first, _elsewhere(first, free)):
-        own = dict(zip(found, numbers, strict=False))
-        named = {symbol: own[symbol] for symbol in plain}
-        named |= {symbol: own[symbol] for symbol in found if (evaluate(symbol, named) or 0) < 1}
+        named = dict(zip(found, numbers, strict=False))
         sets.append(Lengths(named, numbers[-1], dict(zip(unnamed, numbers[len(found) :], strict=False))))
     yield tuple(sets)
+    if expressions:
+        sets = [_as_called(item, expressions) for item in sets]
+        yield tuple(sets)
     triples = (
         (total, a, b)
         for total in reversed(plain)
@@ -104,10 +107,18 @@ def lengths_of(
             replace(
                 item,
                 numbers={**item.numbers, total: item.numbers[a] + item.numbers[b]},
-                sums={total: f"{a} + {b}"},
+                sums={**item.sums, total: f"{a} + {b}"},
             )
             for item in sets
         )
+
+
+def _as_called(lengths: Lengths, expressions: Mapping[str, str]) -> Lengths:
+    """The same with the number of each of these expressions, where that is a length."""
+    plain = {symbol: number for symbol, number in lengths.numbers.items() if symbol not in expressions}
+    named = {symbol: evaluate(symbol, plain) or 0 for symbol in expressions}
+    named = {symbol: number for symbol, number in named.items() if number > 0}
+    return replace(lengths, numbers={**lengths.numbers, **named}, sums={symbol: symbol for symbol in named})
 
 
 def _free_primes(model: ir.Model, taken: Iterable[int] = ()) -> Iterator[int]:

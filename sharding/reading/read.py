@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +47,10 @@ class Source:
     """A model that was read: its graph, every constant an initializer, and its weights by name."""
 
     path: Path
-    file: FileEntry
+    bytes: int
+    sha256: Callable[[], str]
+    """The file's hash, made when it is first asked for: that takes long for a large file, which may be
+    refused before."""
     model: ir.Model
     weights: dict[str, WeightTensor]
     defaults: dict[str, ir.TensorProtocol] = field(default_factory=dict)
@@ -59,6 +64,12 @@ class Source:
     asked: frozenset[str] = frozenset()
     """Those of them that a user has named."""
 
+    @property
+    def file(self) -> FileEntry:
+        """The file, hashed."""
+        name = self.path.name.encode(errors="replace").decode()  # a name on disk may be no text
+        return FileEntry(name, self.bytes, self.sha256())
+
 
 @WHOLE_FILES
 def read_model(path: str | Path, key: Key | None = None) -> Source:
@@ -70,7 +81,7 @@ def read_model(path: str | Path, key: Key | None = None) -> Source:
     """
     path = Path(path)
     import_graph_library()
-    proto, file = _read_proto(path, key)
+    proto, size = _read_proto(path, key)
     model = _deserialize(proto, path)
     declared = forget(model.graph)
     tell_apart(model.graph)
@@ -94,10 +105,11 @@ def read_model(path: str | Path, key: Key | None = None) -> Source:
     weights = {
         name: locate(name, _data(value, path), path) for name, value in model.graph.initializers.items()
     }
-    return Source(path, file, model, weights, defaults, made_of=made_of)
+    sha256 = functools.cache(functools.partial(sha256_of, path))
+    return Source(path, size, sha256, model, weights, defaults, made_of=made_of)
 
 
-def _read_proto(path: Path, key: Key | None) -> tuple[onnx.ModelProto, FileEntry]:
+def _read_proto(path: Path, key: Key | None) -> tuple[onnx.ModelProto, int]:
     import onnx
 
     try:
@@ -111,10 +123,9 @@ def _read_proto(path: Path, key: Key | None) -> tuple[onnx.ModelProto, FileEntry
                 raise ModelError(f"{path} is empty; expected an ONNX model.")
             refuse_placeholder(path)
             if is_imported(path):
-                return _checked(import_model(path, key=key), path), _entry(path, size)
+                return _checked(import_model(path, key=key), path), size
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
                 stripped = without_weights(data)
-            entry = _entry(path, size)
     except FileNotFoundError:
         raise ModelError(f"{shown(path)} does not exist{hint(path)}; expected an ONNX file.") from None
     except MalformedError as error:
@@ -126,12 +137,7 @@ def _read_proto(path: Path, key: Key | None) -> tuple[onnx.ModelProto, FileEntry
         proto.ParseFromString(stripped)
     except Exception as error:  # protobuf's DecodeError, whose module differs between its implementations
         raise not_a_model(path, error) from None
-    return _checked(proto, path), entry
-
-
-def _entry(path: Path, size: int) -> FileEntry:
-    name = path.name.encode(errors="replace").decode()  # a name on disk may be no text
-    return FileEntry(name, size, sha256_of(path))
+    return _checked(proto, path), size
 
 
 def _checked(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:

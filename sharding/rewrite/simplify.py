@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sharding.graph.values import initializer, shape_of
+from sharding.graph.fold import small_constant
+from sharding.graph.values import initializer, integer_of, shape_of
 from sharding.rules.base import Dim
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 Shape = tuple[Dim, ...]
 Three = tuple["ir.Node", "ir.Node", "ir.Node"]
+Span = tuple[int, int, int]
+"""An axis, a place on it, and the one after the last."""
 EXPAND_OPSET = 8
 """The first with Expand."""
 
@@ -30,6 +33,8 @@ def simplify(graph: ir.Graph, opset: int) -> None:
             _turned(graph, node)
         elif node.op_type == "Tile" and not node.domain and opset >= EXPAND_OPSET:
             _repeated(node)
+        elif node.op_type == "ScatterND" and not node.domain:
+            _assigned(graph, node)
 
 
 def _turned(graph: ir.Graph, last: ir.Node) -> None:
@@ -116,6 +121,122 @@ def _repeated(node: ir.Node) -> None:
     kept = [(a, b) for a, b in zip(source, result, strict=True) if a != 1]
     if all(a is not None and a == b and a != 0 for a, b in kept):
         node.op_type = "Expand"
+
+
+def _assigned(graph: ir.Graph, node: ir.Node) -> None:
+    """Rewrites ``x[..., a:b] = v`` along one axis, of which exporters write a ScatterND with the place of
+    each element: what lies before, v, and what lies behind are joined, and nothing asks for places then.
+    """
+    import onnx_ir as ir
+
+    data, places, given = node.inputs
+    shape = shape_of(data)
+    mode = node.attributes.get("reduction")
+    if data is None or not shape or (mode is not None and mode.value != "none"):
+        return
+    span = _span(places, shape)
+    taken = {value.name for made in graph for value in made.outputs} | {value.name for value in graph.inputs}
+    base = f"{node.outputs[0].name}/kept"
+    if span is None or any((name or "").startswith(base) for name in (*taken, *graph.initializers)):
+        return
+    axis, start, end = span
+    parts = [given]
+    if isinstance(end, int) and start > 0:
+        parts = [*_part(graph, node, data, (axis, 0, start)), given]
+    if isinstance(end, int) and isinstance(length := shape[axis], int) and end < length:
+        parts += _part(graph, node, data, (axis, end, length))
+    node.op_type = "Concat" if len(parts) > 1 else "Identity"
+    node.resize_inputs(len(parts))
+    for index, part in enumerate(parts):
+        node.replace_input_with(index, part)
+    node.attributes.clear()
+    if len(parts) > 1:
+        node.attributes.add(ir.AttrInt64("axis", axis))
+
+
+def _part(graph: ir.Graph, node: ir.Node, data: ir.Value, span: Span) -> list[ir.Value | None]:
+    """The values that make up a part of ``data`` along an axis: pieces that it was joined of, or a Slice."""
+    import onnx_ir as ir
+
+    axis, start, end = span
+    source = data.producer()
+    if source is not None and source.op_type == "Concat" and not source.domain:
+        bounds, found = [0], []
+        for piece in source.inputs:
+            length = (shape_of(piece) or (None,) * (axis + 1))[axis]
+            if not isinstance(length, int) or integer_of(source, "axis", -1) != axis:
+                break
+            if start <= bounds[-1] and bounds[-1] + length <= end:
+                found.append(piece)
+            bounds.append(bounds[-1] + length)
+        else:
+            if {start, end} <= set(bounds):
+                return found
+    made = ir.Node("", "Slice", [data], num_outputs=1)
+    graph.insert_before(node, [made])
+    base = f"{node.outputs[0].name}/kept{start}"
+    for name, number in (("starts", start), ("ends", end), ("axes", axis)):
+        tensor = ir.tensor([number], dtype=ir.DataType.INT64)
+        made.resize_inputs(len(made.inputs) + 1)
+        made.replace_input_with(len(made.inputs) - 1, initializer(f"{base}/{name}", tensor, graph))
+    (value,) = made.outputs
+    value.name, value.type = base, data.type
+    value.shape = ir.Shape([end - start if at == axis else n for at, n in enumerate(shape_of(data) or ())])
+    return [value]
+
+
+def _span(places: ir.Value | None, shape: Shape) -> tuple[int, int, Dim] | None:
+    """The axis, first place and end of the rectangle that a grid of places stands for: all of every axis, but
+    of one at most. None for other places."""
+    joined, grid = None if places is None else places.producer(), shape_of(places)
+    if joined is None or joined.op_type != "Concat" or joined.domain or len(joined.inputs) != len(shape):
+        return None
+    if grid is None or integer_of(joined, "axis", -1) not in {-1, len(shape)}:
+        return None
+    found: tuple[int, int, Dim] = (0, 0, shape[0])
+    partial = 0
+    for axis, (value, length) in enumerate(zip(joined.inputs, shape, strict=True)):
+        counted = _counted(value, axis, len(shape))
+        if counted is None or grid[axis] is None or grid[axis] != counted[1]:
+            return None
+        start, count = counted
+        if start == 0 and count == length:
+            continue
+        if not isinstance(length, int) or not isinstance(count, int) or not 0 <= start <= length - count:
+            return None
+        found, partial = (axis, start, start + count), partial + 1
+    return found if partial <= 1 else None
+
+
+def _counted(value: ir.Value | None, axis: int, rank: int) -> tuple[int, Dim] | None:
+    """The first of the numbers that one coordinate of a grid counts along its axis, and how many there are;
+    None where it does anything else."""
+    for op_type in ("Unsqueeze", "Expand"):
+        node = None if value is None else value.producer()
+        if node is None or node.op_type != op_type or node.domain:
+            return None
+        value = node.inputs[0]
+    shape = shape_of(value)
+    if value is None or shape is None or len(shape) < rank - axis:
+        return None
+    own = axis - rank + len(shape)
+    if any(length != 1 for at, length in enumerate(shape) if at != own):
+        return None
+    while (node := value.producer()) is not None and node.op_type in {"Reshape", "Unsqueeze"}:
+        value = node.inputs[0]  # only one axis is longer than 1, so the order stays
+        if node.domain or value is None:
+            return None
+    if node is not None:
+        ends = [small_constant(item) for item in node.inputs if item is not None][::2]
+        if node.op_type != "Range" or node.domain or None in [end if end is None else 0 for end in ends]:
+            return None
+        return (0, shape[own]) if [end.item() for end in ends if end is not None] == [0, 1] else None
+    numbers = small_constant(value)
+    if numbers is None or numbers.size == 0 or numbers.dtype.kind != "i":
+        return None
+    first = int(numbers.flat[0])
+    counted = numbers.reshape(-1).tolist() == list(range(first, first + numbers.size))
+    return (first, numbers.size) if counted else None
 
 
 def _only_use(value: ir.Value | None, op_type: str) -> ir.Node | None:

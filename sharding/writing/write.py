@@ -69,6 +69,7 @@ def write_slices(
 
     needed = total + sum(map(len, models.values()))
     with new_folder(output, needed, merge=rank is not None) as folder:
+        _ = plan.source.file  # hashed before its weights are read, and not before there is room for them
         entries = write_data(layout, folder, files, advance)
         entries |= _write_models(folder, models)
         written = {

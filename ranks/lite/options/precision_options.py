@@ -13,6 +13,7 @@ from ranks.errors import ShardrunError
 from ranks.precision.modes import CANN_MODES, NO_PLAN_WITH_TENSORRT
 from ranks.precision.request import Asked
 from ranks.run import placement
+from sharding.common.text import shortened
 
 if TYPE_CHECKING:
     from ranks.lite.options.context import Context
@@ -61,7 +62,7 @@ def plan(sections: Mapping[str, Mapping[str, str]], where: str) -> Plan:
         match = _TYPE.fullmatch(value.strip())
         if not match:
             raise ShardrunError(
-                f"{where}, [{PLAN}] {key} must be data_type:float16 or data_type:float32, "
+                f"{where}, [{PLAN}] {shortened(key)} must be data_type:float16 or data_type:float32, "
                 f"but is {value[:80]!r}"
             )
         # Names in square brackets are how mindspore_lite's documentation writes "a name of yours".

@@ -25,6 +25,7 @@ from sharding.onnx_files.external import Extent
 from sharding.slices.manifest import read_manifest
 from sharding.slices.mesh import Mesh
 from tests.launcher.cli_tools import environment, save_mlp
+from tests.sharding import graphs
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -309,3 +310,15 @@ def test_every_option_and_the_content_of_files_is_in_the_key(folder: Path, slici
     assert cache.sliced(model, 2, options=SliceOptions(steering=folder / "other.yaml")) not in places
     with pytest.raises(SliceError, match=r"plan\.json: cannot read this saved plan"):
         cache.sliced(model, 2, options=SliceOptions(plan=plan))
+
+
+def test_a_model_that_no_disk_has_room_for_is_refused_before_it_is_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hashing(*_: object) -> str:
+        raise AssertionError("it is hashed")
+
+    monkeypatch.setattr(cache_folder, "hash_of", hashing)
+    path = graphs.vast(tmp_path / "model.onnx", 1 << 19, 1 << 19)
+    with pytest.raises(ConfigError, match=r"cannot be used: 1100 GB are needed, but only .* are free"):
+        cache.sliced(path, 2)

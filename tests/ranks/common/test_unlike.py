@@ -16,9 +16,14 @@ def test_a_number_as_symbol_is_a_name(symbol: str) -> None:
     assert unlike([x, y], [(3,), (2,)]) == f"{symbol!r} has length 2 in input 'y', but 3 in input 'x'"
 
 
-def test_a_symbol_that_names_others_is_what_they_make() -> None:
-    x, y = (
-        TensorSpec(name, np.dtype(np.float32), (dim,)) for name, dim in (("x", "past"), ("y", "past + 1"))
+@pytest.mark.parametrize("symbol", ["past + 1", "past+new", "past-new", "past/2", "past*2"])
+def test_a_symbol_that_names_others_is_what_they_make_only_where_that_is_asked(symbol: str) -> None:
+    """Others call their axes so and mean nothing by it."""
+    lengths = {"x": ("past", 6), "y": ("new", 1), "z": (symbol, 3)}
+    specs = [TensorSpec(name, np.dtype(np.float32), (dim,)) for name, (dim, _) in lengths.items()]
+    shapes = [(length,) for _, length in lengths.values()]
+    assert unlike(specs, shapes) == ""
+    odd = unlike(specs, shapes, {symbol: symbol})
+    assert odd == (
+        "" if symbol == "past/2" else f"{symbol!r} has length 3 in input 'z', but would be {odd[-2:].strip()}"
     )
-    assert unlike([x, y], [(3,), (4,)]) == ""
-    assert "would be 4" in unlike([x, y], [(3,), (5,)])

@@ -220,6 +220,7 @@ def test_graphs_inside_nodes(tmp_path: Path) -> None:
     ("plan", "message"),
     [
         ({"thrid": "data_type:float16"}, r"\[execution_plan\] thrid: .*neither a node of this name"),
+        ({"a" * 3000: "data_type:int8"}, r"\[execution_plan\] a{29}…a{29} must be data_type:float16"),
         ({"act": "data_type:int8"}, r"\[execution_plan\] act must be data_type:float16 or data_type:float32"),
         ({"wide": "data_type:float16"}, "float16: its weight 'big' holds numbers beyond 65504"),
         ({"shape": "data_type:float16"}, "computes no floating-point numbers that could be float16"),

@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 import sharding
+from sharding.demands.options import SliceOptions
 from sharding.errors import ShardrunError
 from tests.sharding import graphs, lockstep
 from tests.sharding.graphs import Array, array
@@ -131,6 +132,11 @@ def test_folded_casts(tmp_path: Path, to: int) -> None:
         ),
         pytest.param("t = ReduceSum(a)", {"a": np.asarray([(1 << 53) + 1, 2])}, id="ReduceSum"),
         pytest.param(
+            "t = OneHot(a, b, c)",
+            {"a": np.asarray([1, 3, -3, -4, 7]), "b": np.asarray(3), "c": np.asarray([0, 5])},
+            id="OneHot",
+        ),
+        pytest.param(
             "r = ReduceSum(a) t = Cast<to = 7>(r)",
             {"a": np.asarray([1 << 30, 1 << 30, 1 << 30], np.int32)},
             id="ReduceSum of int32",
@@ -203,3 +209,16 @@ def test_a_slice_with_bounds_that_do_not_fit(tmp_path: Path, data: str, field: s
         onnx.save(made, tmp_path / "model.onnx")
         with contextlib.suppress(ShardrunError):
             sharding.plan_model(tmp_path / "model.onnx", 2, allow_replicated=True)
+
+
+def test_rows_repeated_as_often_as_a_one_hot_says(tmp_path: Path) -> None:
+    """torch's older exporter writes ``repeat_interleave`` so: each row's copies stay its own."""
+    text = """g (float[n, 16] x) => (float[a, b] y) {
+      m = MatMul(x, w) u = Unsqueeze(m, one) marks = OneHot(one, three, ends) times = Reshape(marks, minus)
+      t = Tile(u, times) f = Flatten<axis = 2>(t) y = Relu(f)
+    }"""
+    numbers = {"one": [1], "three": 3, "ends": [1, 2], "minus": [-1]}
+    constants = {name: np.asarray(value) for name, value in numbers.items()}
+    path = graphs.save(tmp_path / "model.onnx", text, {**constants, "w": array(16, 8)})
+    sharding.slice_model(path, 2, tmp_path / "slices", options=SliceOptions(strategy="data"))
+    lockstep.assert_same(tmp_path / "slices", path, {"x": array(4, 16)})

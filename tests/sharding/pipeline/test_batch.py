@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import sharding
+from ranks.common.tensors import TensorSpec, unlike
 from ranks.run import executor
 from sharding.demands.options import SliceOptions
 from sharding.errors import SliceError
@@ -355,7 +356,7 @@ SUMS = {
     "a length that the file calls a sum": (
         'float[n, p, 4] x, float[n, "p + 1"] m',
         "k0 = Gather(l, one) k = Sub(k0, one)",
-        {},
+        {"p + 1": "p + 1"},
         {"x": (4, 5, 4), "m": (4, 6)},
         {"m": (4, 3)},
     ),
@@ -384,3 +385,20 @@ def test_lengths_that_rows_depend_on_are_checked_when_fed(tmp_path: Path, case: 
     wanted = [array for feeds in given for array in plain.run(None, feeds)]
     for results in on_ranks(2, work):
         assert all(map(np.array_equal, results, wanted))
+
+
+@pytest.mark.parametrize(
+    "name", ["batch-size", "batch + size", "batch/size", "size*2", "batch·size", "8", "2 * 2"]
+)
+def test_a_name_that_reads_as_an_expression_demands_nothing(tmp_path: Path, name: str) -> None:
+    """Where the rows are computed apart for any lengths, inputs are cut, whatever their axes are called."""
+    inputs = f'float[n, "{name}", 4] x, float[n, batch] b, float[n, size] s'
+    nodes = "{ y = Relu(x) c = Concat<axis = 1>(b, s) z = Relu(c) }"
+    path = graphs.save(
+        tmp_path / "model.onnx", f"g ({inputs}) => (float[n, k, 4] y, float[n, m] z) {nodes}", {}
+    )
+    found = batch_axes(read_model(path))
+    assert found == BatchAxes({"x": 0, "b": 0, "s": 0}, {"y": 0, "z": 0})
+    shapes = {"x": ("n", name, 4), "b": ("n", "batch"), "s": ("n", "size")}
+    specs = [TensorSpec(key, np.dtype(np.float32), shape) for key, shape in shapes.items()]
+    assert unlike(specs, [(4, 5, 4), (4, 3), (4, 7)], found.lengths) == ""  # so ranks cut the rows

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import sharding
 from sharding.demands.options import SliceOptions
+from sharding.graph.symbols import shown
 from sharding.graph.values import shape_of
 from sharding.reading.declared import _Check
 from sharding.reading.lengths import as_product, evaluate
@@ -512,3 +513,57 @@ def test_an_axis_that_was_found_too_seldom() -> None:
     assert check.held() == ("n", "m")
     check.compare((2, 9, 1), {"n": 2, "m": 9})
     assert check.held() is None
+
+
+@pytest.mark.parametrize("called", ["seq + 1", "seq*2", "2*seq"])
+@pytest.mark.parametrize("times", [0.5, 1, 2])
+def test_an_input_called_an_expression_is_as_long_as_it_likes(
+    tmp_path: Path, called: str, times: float
+) -> None:
+    """A length inside is what its name says; the input's, called so too, is another one, for which a Reshape
+    may take a factor of the last axis."""
+    more = "f = Slice(x, zero, one, one)" if called == "seq + 1" else "f = Identity(x)"
+    text = f"""g (float[n, seq, 8] x, float["{called}"] z) => (float[n, m, k] y)
+    <float[n, "{called}", 8] c, float[n, "{called}", 64] h, float[n, "{called}", 64] r> {{
+      {more}
+      c = Concat<axis = 1>(x, f) h = MatMul(c, w) r = Relu(h)
+      l = Shape(x) batch = Gather(l, zero) wanted = Shape(z) t = Concat<axis = 0>(batch, wanted, minus)
+      v = Reshape(r, t) y = Relu(v) }}"""
+    weights = {
+        "w": graphs.array(8, 64),
+        **{k: np.array([v]) for k, v in (("zero", 0), ("one", 1), ("minus", -1))},
+    }
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    inside = 6 if called == "seq + 1" else 10
+    feeds = {"x": graphs.array(4, 5, 8), "z": graphs.array(int(inside * times))}
+    lockstep.assert_same(tmp_path / "slices", path, feeds)
+
+
+def test_a_length_called_an_expression_is_one_where_the_model_wants_it(tmp_path: Path) -> None:
+    """A mask as long as what is read before and now: the sum with it has the mask's length."""
+    called = "past + new"
+    text = f"""g (float[n, 2, past, 8] before, float[n, 2, new, 8] k, float[n, 2, new, 8] q,
+                  float[n, 1, 1, "{called}"] mask) => (float[a, b, c, d] y)
+    <float[n, 2, "{called}", 8] all, float[n, 2, new, "{called}"] s> {{
+      all = Concat<axis = 2>(before, k) turned = Transpose<perm = [0, 1, 3, 2]>(all)
+      s = MatMul(q, turned) m = Add(s, mask) p = Softmax(m) o = MatMul(p, all)
+      y = MatMul(o, w) }}"""
+    source = read_model(graphs.save(tmp_path / "model.onnx", text, {"w": graphs.array(8, 64)}))
+    shapes = {value.name: shape_of(value) for node in source.model.graph for value in node.outputs}
+    mask = shape_of(source.model.graph.inputs[3])
+    assert mask is not None and shapes["s"] == ("n", 2, "new", mask[3])
+    assert (shapes["m"] or ())[1:] == (2, "new", mask[3])
+    assert shown(mask[3]) == called
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "data"])
+def test_an_input_that_is_an_output_is_what_it_is_as_an_input(tmp_path: Path, strategy: str) -> None:
+    text = "g (float[n, s, 16] x) => (float[n, s, 8] y, float[n, s, 16] x) { a = MatMul(x, w) y = Relu(a) }"
+    path = graphs.save(tmp_path / "model.onnx", text, {"w": graphs.array(16, 8)})
+    model = onnx.load(path)
+    model.graph.output[1].type.tensor_type.shape.dim[0].dim_value = 32
+    model.graph.output[1].type.tensor_type.shape.dim[1].dim_value = 4
+    path.write_bytes(model.SerializeToString())
+    sharding.slice_model(path, 2, tmp_path / "slices", options=SliceOptions(strategy=strategy))
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(4, 5, 16)})

@@ -286,6 +286,18 @@ def test_a_model_beyond_two_gigabytes_is_sliced_in_little_memory(tmp_path: Path)
     (tmp_path / "big.data").unlink()
 
 
+def test_a_model_that_no_disk_has_room_for_is_refused_before_it_is_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terabyte of weights in the model's own file, sparse on disk: its hash would take an hour."""
+    hashed: list[object] = []
+    monkeypatch.setattr("sharding.reading.read.sha256_of", hashed.append)
+    path = graphs.vast(tmp_path / "model.onnx", 1 << 19, 1 << 19)
+    with pytest.raises(SliceError, match=r"1100 GB are needed, but only .* are free on its disk"):
+        sharding.slice_model(path, 2, tmp_path / "slices")
+    assert not hashed
+
+
 def _changed(tmp_path: Path, change: Callable[[onnx.ModelProto], object]) -> Path:
     model = onnx.load(graphs.mlp(tmp_path / "model.onnx"))
     change(model)
@@ -374,6 +386,7 @@ def _external_strings(model: onnx.ModelProto) -> None:
 BROKEN: list[tuple[str, Callable[[onnx.ModelProto], object], str]] = [
     ("input twice", lambda model: _twice(model, "input"), "it has two inputs named 'x'"),
     ("weight twice", lambda model: _twice(model, "initializer"), "it has two weights named 'w1'"),
+    ("output twice", lambda model: _twice(model, "output"), "it has two outputs named 'y'"),
     ("place outside", lambda model: _sparse(model, np.asarray([0, 256])), "an index lies outside its shape"),
     ("place before", lambda model: _sparse(model, np.asarray([-1, 2])), "an index lies outside its shape"),
     ("places", lambda model: _sparse(model, np.asarray([1])), "it has 2 values and indices of shape"),

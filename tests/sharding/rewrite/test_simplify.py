@@ -137,3 +137,79 @@ def test_tile_of_single_rows(tmp_path: Path, length: int, simple: bool) -> None:
     else:
         with pytest.raises(SliceError, match="batch"):
             sharding.slice_model(path, 2, tmp_path / "data", options=data)
+
+
+ASSIGNED = """g (float[n, seq, 16] x) => (float[a, b, c] y) {{
+  sh = Shape(x) n1 = Gather(sh, zero1) s1 = Gather(sh, one1)
+  wide = Concat<axis = 0>(n1, s1, eight, minus) d0 = MatMul(x, w) d1 = Reshape(d0, wide)
+  data = Transpose<perm = [0, 2, 1, 3]>(d1)
+  v0 = MatMul(x, u) v1 = Reshape(v0, wide) v = Transpose<perm = [0, 2, 1, 3]>(v1)
+  n0 = Gather(sh, zero) s0 = Gather(sh, one) r0 = Range(zero, n0, one) r2 = Range({first}, {last}, one)
+  to0 = Constant<value = int64[4] {{-1, 1, 1, 1}}>() i0 = Reshape(r0, to0)
+  to2 = Constant<value = int64[2] {{-1, 1}}>() i2 = Reshape(r2, to2)
+  grid = Concat<axis = 0>(n1, eight, s1, four) end = Constant<value = int64[1] {{4}}>()
+  e0 = Expand(i0, grid) e1 = Expand(heads, grid) e2 = Expand(i2, grid) e3 = Expand(places, grid)
+  f0 = Unsqueeze(e0, end) f1 = Unsqueeze(e1, end) f2 = Unsqueeze(e2, end) f3 = Unsqueeze(e3, end)
+  index = Concat<axis = -1>(f0, f1, f2, f3)
+  o = ScatterND{more}(data, index, v)
+  t = Transpose<perm = [0, 2, 1, 3]>(o) flat = Concat<axis = 0>(n1, s1, minus) h = Reshape(t, flat)
+  y = MatMul(h, w2)
+}}"""
+NUMBERS = {
+    "zero": np.asarray(0),
+    "one": np.asarray(1),
+    "zero1": np.asarray([0]),
+    "one1": np.asarray([1]),
+    "eight": np.asarray([8]),
+    "four": np.asarray([4]),
+    "minus": np.asarray([-1]),
+}
+
+
+def _assignment(tmp_path: Path, places: list[int], heads: list[int], **texts: str) -> Path:
+    text = ASSIGNED.format(**{"first": "zero", "last": "s0", "more": ""} | texts)
+    weights = {
+        **NUMBERS,
+        "w": graphs.array(16, 8 * 6),
+        "u": graphs.array(16, 8 * 4),
+        "w2": graphs.array(8 * 6, 16),
+        "places": np.asarray(places),
+        "heads": np.asarray(heads).reshape(-1, 1, 1),
+    }
+    return graphs.save(tmp_path / "model.onnx", text, weights)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_slice_that_is_assigned_is_joined_with_what_is_left(tmp_path: Path, first: int) -> None:
+    """As the older exporter writes ``x[..., a:b] = v`` for open lengths: heads and rows are cut."""
+    path = _assignment(tmp_path, list(range(first, first + 4)), list(range(8)))
+    assert {"ScatterND", "Range"}.isdisjoint(_operators(path))
+    manifest = sharding.slice_model(path, 4, tmp_path / "slices")
+    assert [item.op for item in manifest.collectives] == ["AllReduce"]
+    for batch, length in ((3, 5), (1, 1)):
+        lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(batch, length, 16)})
+    sharding.slice_model(path, 2, tmp_path / "rows", options=SliceOptions(strategy="data"))
+    lockstep.assert_same(tmp_path / "rows", path, {"x": graphs.array(4, 5, 16)})
+
+
+@pytest.mark.parametrize(
+    ("places", "heads", "texts"),
+    [
+        ([0, 1, 2, 4], list(range(8)), {}),
+        ([3, 2, 1, 0], list(range(8)), {}),
+        ([5], list(range(8)), {}),  # the same place for all four, of which one stays
+        ([-4, -3, -2, -1], list(range(8)), {}),
+        ([0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 7, 6], {}),
+        ([0, 1, 2, 3], list(range(8)), {"first": "s0", "last": "zero"}),  # none, repeated
+        ([0, 1, 2, 3], list(range(8)), {"more": '<reduction = "add">'}),
+    ],
+)
+def test_other_places_stay(
+    tmp_path: Path, places: list[int], heads: list[int], texts: dict[str, str]
+) -> None:
+    path = _assignment(tmp_path, places, heads, **texts)
+    assert "ScatterND" in _operators(path)
+    if places == [5] or "first" in texts:
+        return
+    sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, 5, 16)})

@@ -14,12 +14,14 @@ import pytest
 
 import ranks
 from ranks.errors import ModelError, WeightsError
+from ranks.models import model_file
 from ranks.run import executor
 from ranks.sessions.session import SessionConfig, create
 from ranks.weights.prepared import store as stores
 from ranks.weights.prepared.store import Store, default_store
 from tests.ranks.weights.test_store import X, made, mlp, plain, same, save
 from tests.ranks.weights_worker import INPUT, oracle
+from tests.sharding.graphs import vast
 
 pytestmark = pytest.mark.usefixtures("single")
 
@@ -42,6 +44,27 @@ def test_a_limit_that_is_too_small(cache: Path, shared_model: Path, monkeypatch:
     found = refusal(shared_model)
     assert f"cannot be kept in {cache}/weights (" in found
     assert re.search(r"\(they have \d+ bytes, and SHARDRUN_CACHE_LIMIT allows 100\)", found)
+
+
+def test_what_was_kept_under_a_larger_limit_is_used(
+    shared_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ranks.share_weights(str(shared_model)) as shared:
+        first = shared.handle
+    monkeypatch.setenv("SHARDRUN_CACHE_LIMIT", "100B")
+    with ranks.share_weights(str(shared_model)) as shared:
+        assert shared.handle and shared.handle != first
+
+
+def test_a_model_that_protobuf_does_not_read_is_said_to_be_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not to be truncated."""
+    monkeypatch.setenv("SHARDRUN_CACHE_LIMIT", "100B")
+    path = vast(tmp_path / "model.onnx", 1 << 15, 1 << 14)
+    for build in (executor.load, model_file.read):
+        with pytest.raises(ModelError, match=r"has 2\.15 GB, and protobuf reads no file of 2 GiB or more"):
+            build(path)  # type: ignore[operator]
 
 
 def test_a_damaged_lock(cache: Path, shared_model: Path) -> None:
