@@ -12,6 +12,7 @@ from typing import Protocol
 
 from launcher.errors import LaunchError, RankFailedError
 from launcher.starters.base import Ended
+from launcher.starters.reach import words
 from ranks.talk.connect import EXIT_ORPHANED
 from sharding.common.limits import files_advice, memory_advice
 from sharding.common.limits import shortage as what_is_short
@@ -305,7 +306,9 @@ def launcher_error(
             "failure of it: it ended with exit code 0 before it was done, as os._exit(0) would, unless "
             f"someone told {name} to end."
         )
-    if far and not started:
+    if far and not started and (unreached := words.unreached(tail, far)) is not None:
+        message = words.sentence(name, [unreached[0]] if unreached[0] else far, unreached[1])
+    elif far and not started:
         failed = [host for host in far if any(host in line.split() for line in tail)] or list(far)
         message += (
             f" It starts ranks over ssh on {', '.join(failed[:_SHOWN])}: see that ssh is installed here, "
