@@ -144,6 +144,14 @@ class MpirunLauncher(Launcher):
     name = "mpirun"
     input_arrives = False  # Open MPI stops passing it on to other hosts after some kilobytes
 
+    def check(self, table: RankTable | None) -> None:
+        """See `Launcher.check`: a colon divides a host from its number of ranks, whatever is around it."""
+        if found := numeric_6(table):
+            raise LaunchError(
+                f"mpirun takes no IPv6 address for a host, found {found}: give its name, or use "
+                "--launcher ssh."
+            )
+
     def on_host(
         self, host: str, module: str, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:
@@ -206,6 +214,11 @@ class MpirunLauncher(Launcher):
             if shortage(error):
                 raise cause.shortage(error) from None
             raise LaunchError(f"{mpirun.path} cannot be started: {error.strerror or error}.") from None
+
+
+def numeric_6(table: RankTable | None) -> str:
+    """An IPv6 address of another host; "" where there is none."""
+    return next((host for host in remote_hosts(table) if ":" in host), "")
 
 
 def _counts(table: RankTable | None) -> list[tuple[str, int]]:

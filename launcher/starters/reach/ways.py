@@ -25,21 +25,22 @@ class Ways:
     def lost(self, hosts: Collection[str]) -> str:
         """The first of some hosts to which there was a way, and is none any more; else ""."""
         there: set[str] = set()
-        for found in self._running():
+        for found in self._running(b"ssh"):
             there.add(_target(found.pid))
         gone = sorted(host for host in hosts if host in self._seen and host not in there)
         self._seen |= there
         return gone[0] if gone else ""
 
     def end(self) -> None:
-        """Ends them at once: none has anything to say any more."""
-        for found in self._running():
+        """Ends them at once, with what Intel's mpirun, a script, has started: none has anything to say any
+        more."""
+        for found in self._running(b"ssh", b"mpiexec.hydra"):
             processes.tell(found, signal.SIGKILL)
 
-    def _running(self) -> Iterator[processes.Found]:
+    def _running(self, *names: bytes) -> Iterator[processes.Found]:
         return processes.running(
             lambda pid, name, fields: (
-                name == b"ssh" and self._mark in Path("/proc", str(pid), "environ").read_bytes()
+                name in names and self._mark in Path("/proc", str(pid), "environ").read_bytes()
             )
         )
 

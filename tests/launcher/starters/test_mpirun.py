@@ -453,3 +453,12 @@ def test_what_a_rank_with_a_session_of_its_own_leaves_is_ended(tmp_path: Path, n
             os.kill(left, signal.SIGKILL)
         for pipe in handle.pipes:
             os.close(pipe.descriptor)
+
+
+def test_ipv6_addresses_are_refused() -> None:
+    """The colons would be taken for those before a number of ranks, and no bracket helps."""
+    table = make_rank_table([("2001:db8::1", 1), ("2001:db8::2", 1)])
+    with pytest.raises(LaunchError, match="no IPv6 address for a host, found 2001:db8::1: give its name"):
+        MpirunLauncher().check(table)
+    MpirunLauncher().check(make_rank_table([("192.0.2.1", 1), ("192.0.2.2", 1)]))
+    assert base.choose("auto", table).name == "ssh"
