@@ -41,6 +41,9 @@ _REPORTS = (
 _KILLED = re.compile(r"PID (?P<pid>\d+) RUNNING AT (?P<host>\S+)\s+=\s+EXIT CODE: (?P<status>\d+)")
 _SIGNAL_BITS = 0x7F
 
+# MPICH and Intel MPI, whose mpirun may wait for ever then.
+_MISSING = re.compile(r"\[(\d+)\] \[proxy:.* execvp error on file (.+) \((.+)\)$")
+
 
 class MpirunHandle(ProgramHandle):
     """A running mpirun."""
@@ -78,6 +81,8 @@ class MpirunHandle(ProgramHandle):
             yield Ended(SOME_RANK, code)
 
     def attribute(self, line: str) -> list[tuple[int | None, str]]:
+        if self._flavour not in OPEN_MPI and _MISSING.match(line):
+            return [(None, line)]  # the daemon's word, in the rank's name
         tag = _TAG[self._flavour]
         # Open MPI puts what a rank wrote without ending its line, and then another's, into one line. The
         # other two's marks are too plain to be looked for in a text.
@@ -93,6 +98,8 @@ class MpirunHandle(ProgramHandle):
 
     def heard(self, line: str) -> Sequence[Ended]:
         """Finds in mpirun's own words which rank ended first and how; see `Handle.heard`."""
+        if found := _MISSING.match(line):
+            return [Ended(int(found[1]), None, f"{found[2]} cannot be started there ({found[3]})")]
         if self._reported:
             return ()
         self._said = (self._said + line)[-4000:]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from ranks.common import processes
 
+GRACE_SECONDS = 2.0
 _WITH_VALUE = "BbcDEeFIiJLlmOopPQRSWw"
 """ssh's options that have one."""
 
@@ -21,15 +23,20 @@ class Ways:
         """``mark`` stands in their environment; without it they are somebody else's."""
         self._mark = mark.encode()
         self._seen: set[str] = set()
+        self._gone: dict[str, float] = {}
 
     def lost(self, hosts: Collection[str]) -> str:
-        """The first of some hosts to which there was a way, and is none any more; else ""."""
+        """The first of some hosts to which there was a way, and is none any more; else "". What mpirun says
+        itself in the time that it then has says more: a program that is missing there ends a way too."""
         there: set[str] = set()
         for found in self._running(b"ssh"):
             there.add(_target(found.pid))
-        gone = sorted(host for host in hosts if host in self._seen and host not in there)
+        now = time.monotonic()
+        gone = {host for host in hosts if host in self._seen and host not in there}
         self._seen |= there
-        return gone[0] if gone else ""
+        self._gone = {host: self._gone.get(host, now) for host in gone}
+        over = sorted(host for host, since in self._gone.items() if now - since >= GRACE_SECONDS)
+        return over[0] if over else ""
 
     def end(self) -> None:
         """Ends them at once, with what Intel's mpirun, a script, has started: none has anything to say any

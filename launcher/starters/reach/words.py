@@ -23,7 +23,9 @@ _HOSTS = (
 _FAILED = re.compile(r"Daemon exit status: +255\b|\(pid \d+, exit code 65280\)|Launch proxy failed")
 """That what should have begun a daemon ended with 255, as ssh does where it fails itself; MPICH does not say
 with what."""
-_LACKS = re.compile(r"No such file or directory|(command )?not found")
+_LACKS = re.compile(
+    r"^\w+: (?:line \d+: )?(?P<what>[^:]+: (?:No such file or directory|(?:command )?not found))\s*$"
+)
 """What a shell says there."""
 _SHOWN = 8
 _KINDS = ("connect", "resolve", "banner", "timeout", "server", "exchange", "closed", "key", "denied")
@@ -43,9 +45,14 @@ def unreached(tail: Sequence[str], far: Sequence[str]) -> tuple[str, str] | None
         for pattern in _HOSTS:
             if not host and (found := pattern.search(line)) and found["host"] in far:
                 host = found["host"]
-    if not words and (not failed or any(_LACKS.search(line) for line in tail)):
+    if not words and (not failed or lacking(tail)):
         return None
     return host or (far[0] if len(far) == 1 else ""), words
+
+
+def lacking(tail: Sequence[str]) -> str:
+    """The program that a shell of another host does not find, and how it says so; "" for none."""
+    return next((found["what"] for line in tail if (found := _LACKS.match(line.strip()))), "")
 
 
 def sentence(name: str, hosts: Sequence[str], said: str = "") -> str:

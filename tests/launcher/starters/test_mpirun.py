@@ -462,3 +462,21 @@ def test_ipv6_addresses_are_refused() -> None:
         MpirunLauncher().check(table)
     MpirunLauncher().check(make_rank_table([("192.0.2.1", 1), ("192.0.2.2", 1)]))
     assert base.choose("auto", table).name == "ssh"
+
+
+@pytest.mark.parametrize("flavour", ["mpich", "intel"])
+def test_a_program_that_a_host_lacks_is_named(flavour: str) -> None:
+    """The daemon says so in the rank's name, and mpirun may wait for ever."""
+    line = (
+        "[1] [proxy:1@sh2] HYDU_create_process (/src/launch.c:73): execvp error on file /opt/my python "
+        "(No such file or directory)\n"
+    )
+    handle = MpirunHandle(["true"], dict(os.environ), flavour, None)  # type: ignore[arg-type]
+    assert handle.attribute(line) == [(None, line)]
+    why = "/opt/my python cannot be started there (No such file or directory)"
+    assert handle.heard(line) == [Ended(1, None, why)]
+    assert handle.attribute("[1] execvp error on file /opt/python (it says)\n")[0][0] == 1
+    while handle.wait() is not None:
+        pass
+    for pipe in handle.pipes:
+        os.close(pipe.descriptor)
