@@ -91,8 +91,10 @@ def main(program: Sequence[str]) -> None:
 
             serve(identity, control, *program[1:5], told=told)
         else:
+            from ranks.common.leaving import clear_after_scripts
             from ranks.compat import run_script
 
+            clear_after_scripts()
             run_script(program[1], list(program[2:]))
     except SystemExit as error:
         _exit(_own(control, process), error)

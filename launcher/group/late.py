@@ -6,9 +6,13 @@ import logging
 from collections.abc import Sequence
 
 from launcher.job.places.hosts import over_ssh
+from launcher.starters.base import Launcher
+from launcher.starters.reach.patience import CONNECT_SECONDS
 
 log = logging.getLogger(__name__)
 
+NOTICE_SECONDS = CONNECT_SECONDS + 5.0
+"""A start that takes longer says what it waits for: where a host does not answer, the error comes before."""
 _SHOWN = 8
 _LONGEST = 300
 
@@ -18,12 +22,13 @@ def listed(items: Sequence[object]) -> str:
     return ", ".join(map(str, items[:_SHOWN])) + (", ..." if len(items) > _SHOWN else "")
 
 
-def say_who_is_awaited(there: int, size: int, name: str, remote: Sequence[str], *, ssh: bool) -> None:
-    """Says for which hosts a start waits; ``name``: what starts the ranks, ``ssh``: by ssh."""
-    by = " over ssh" if ssh else ""
+def say_who_is_awaited(there: int, size: int, launcher: Launcher, remote: Sequence[str]) -> None:
+    """Says for which hosts a start waits."""
+    by = " over ssh" if launcher.over_ssh else ""
     log.warning(
-        "%d of %d ranks have started; %s reaches %s%s", there, size, name, listed(over_ssh(remote)), by
-    )
+        "%d of %d ranks have started; %s reaches %s%s",
+        there, size, launcher.name, listed(over_ssh(remote)), by,
+    )  # fmt: skip
 
 
 def late(  # noqa: PLR0917 - what the sentence is made of

@@ -18,13 +18,14 @@ from launcher.errors import LaunchError, RankFailedError
 from launcher.group import halted
 from launcher.group.answers import CLOSED, Answers, NoAnswers
 from launcher.group.control import Listener, Peer, kill_peers
-from launcher.group.late import late, say_who_is_awaited
+from launcher.group.late import NOTICE_SECONDS, late, say_who_is_awaited
 from launcher.group.logs import opened
 from launcher.group.output import Output
 from launcher.job.places.hosts import over_ssh, remote_hosts
 from launcher.starters import cause
 from launcher.starters.base import SOME_RANK, Ended, Handle, Launcher
 from launcher.starters.findings import Findings
+from launcher.starters.reach import words
 from ranks.common import heap, processes
 from ranks.common.settings import CONTROL, IDENTITY, JOB
 from ranks.talk import wire
@@ -44,7 +45,6 @@ STOP_SECONDS = 3.0
 TERMINATE_SECONDS = 1.0
 KILL_SECONDS = 2.0  # for all that comes after it; what ranks have left may then take 3.2: all ends within 10
 LAST_WORDS_SECONDS = 7.0  # by then a connection that brings nothing more is known to be lost
-NOTICE_SECONDS = 10.0  # a start that takes longer says what it waits for
 
 
 class Job:
@@ -91,8 +91,7 @@ class Job:
         )  # fmt: skip
         self.name = short_name(self._listener.secret)
         ours = {JOB.name: self._listener.secret, CONTROL.name: self._listener.address}
-        if launcher.identity:
-            ours[IDENTITY.name] = ",".join(launcher.identity)
+        ours |= {IDENTITY.name: ",".join(launcher.identity)} if launcher.identity else {}
         try:
             shown, files = opened(logs, self, program, environment, table)
             self._handle: Handle = launcher.start(program, world_size, {**environment, **ours}, table)
@@ -155,10 +154,11 @@ class Job:
                 trouble = self._trouble(peer.rank)
                 if peer.cut:
                     trouble.end(Ended(peer.rank, None, cause.SILENT))
+                    self._handle.lose(peer.rank)
             self.changed.notify_all()
 
     def _shortage(self, error: Exception) -> None:
-        self.fail(cause.shortage(error))
+        self.fail(error if isinstance(error, LaunchError) else cause.shortage(error))
         self._suspicious.set()
 
     def _ended(self, ended: Ended) -> None:
@@ -309,11 +309,13 @@ class Job:
 
     def _look(self, waited: float, watch: halted.Watch) -> halted.Hung | None:
         """Says, once, for which hosts and stopped ranks it waits; what is to end the wait."""
-        missing = self.world_size - len(self._peers)
+        missing = {self.host(rank) for rank in range(self.world_size) if rank not in self._peers}
         if missing and self._remote and not self._noticed and waited >= NOTICE_SECONDS:
             self._noticed = True
-            said = len(self._peers), self.world_size, self._launcher.name, self._remote
-            say_who_is_awaited(*said, ssh=self._launcher.over_ssh)
+            say_who_is_awaited(len(self._peers), self.world_size, self._launcher, self._remote)
+        here = [peer.pid for peer in self._peers.values() if peer.host == os.uname().nodename]
+        if lost := self._handle.look(here, missing):
+            self._shortage(LaunchError(words.sentence(self._launcher.name, [lost])))
         return self._why.look(watch, self._peers.values(), self.failure)
 
     def _late(self, what: str, timeout: float) -> str:
@@ -326,8 +328,8 @@ class Job:
         listen to the ranks nor the sockets."""
         if os.getpid() != self._owner:
             raise LaunchError(
-                f"These ranks were started by process {self._owner}, of which this one (process "
-                f"{os.getpid()}) is a forked child: use them there, or start a group here."
+                f"These ranks were started by process {self._owner}, of which this one is a forked child "
+                f"(process {os.getpid()}): use them there, or start a group here."
             )
 
     def wait(self) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from launcher.errors import LaunchError, RankFailedError
 from launcher.starters.base import Ended
+from launcher.starters.reach import words
 from ranks.talk.connect import EXIT_ORPHANED
 from sharding.common.limits import files_advice, memory_advice
 from sharding.common.limits import shortage as what_is_short
@@ -305,7 +306,14 @@ def launcher_error(
             "failure of it: it ended with exit code 0 before it was done, as os._exit(0) would, unless "
             f"someone told {name} to end."
         )
-    if far and not started:
+    if far and not started and (unreached := words.unreached(tail, far)) is not None:
+        message = words.sentence(name, [unreached[0]] if unreached[0] else far, unreached[1])
+    elif far and not started and (lacks := words.lacking(tail)):
+        message = (
+            f"{name} starts on {_listed(far)} what is not there ({lacks}): install the same at the same "
+            "place on all hosts."
+        )
+    elif far and not started:
         failed = [host for host in far if any(host in line.split() for line in tail)] or list(far)
         message += (
             f" It starts ranks over ssh on {', '.join(failed[:_SHOWN])}: see that ssh is installed here, "
@@ -318,6 +326,10 @@ def launcher_error(
     if tail:
         message += " It said:\n" + "\n".join(f"  {line}" for line in tail if line.strip("- "))
     return RankFailedError(message) if started else LaunchError(message)
+
+
+def _listed(hosts: Sequence[str]) -> str:
+    return f"host {hosts[0]}" if len(hosts) == 1 else f"one of the hosts {', '.join(hosts[:_SHOWN])}"
 
 
 def _last(heard: Said | None, rank: int) -> Sequence[str]:

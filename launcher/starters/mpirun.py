@@ -4,43 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from launcher.common.mpi_library import AS_ROOT
 from launcher.errors import LaunchError
 from launcher.job.places.hosts import remote_hosts
-from launcher.starters import cause, marks
+from launcher.starters import cause
 from launcher.starters import environment as environments
-from launcher.starters.base import SOME_RANK, Ended, Launcher
-from launcher.starters.loopback import family, move_to_loopback
-from launcher.starters.program import ProgramHandle, end_left, listing
+from launcher.starters.base import Launcher
+from launcher.starters.mpi.handle import OPEN_MPI, Flavour, MpirunHandle
+from launcher.starters.program import listing
+from launcher.starters.reach.patience import limited
 from ranks.common.settings import SCRATCH
-from ranks.talk.connect import EXIT_ORPHANED
 from ranks.talk.control import SCRATCH_PREFIX
 from sharding.common.limits import shortage
-from sharding.common.text import human_bytes
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from launcher.job.rank_table import RankTable
 
-Flavour = Literal["openmpi", "openmpi4", "mpich", "intel"]
 _FLAVOURS: tuple[tuple[str, Flavour], ...] = (
     ("(Open MPI) 4.", "openmpi4"),
     ("Open MPI", "openmpi"),
     ("Intel(R) MPI", "intel"),
     ("HYDRA", "mpich"),
 )
-_OPEN_MPI = ("openmpi", "openmpi4")
 _FOLDERS = (
     *("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_btl_sm_backing_directory"),
     *("OMPI_MCA_orte_tmpdir_base", "OMPI_MCA_btl_vader_backing_directory"),  # the same in Open MPI 4
@@ -148,6 +144,14 @@ class MpirunLauncher(Launcher):
     name = "mpirun"
     input_arrives = False  # Open MPI stops passing it on to other hosts after some kilobytes
 
+    def check(self, table: RankTable | None) -> None:
+        """See `Launcher.check`: a colon divides a host from its number of ranks, whatever is around it."""
+        if found := numeric_6(table):
+            raise LaunchError(
+                f"mpirun takes no IPv6 address for a host, found {found}: give its name, or use "
+                "--launcher ssh."
+            )
+
     def on_host(
         self, host: str, module: str, environment: Mapping[str, str]
     ) -> tuple[list[str], Mapping[str, str]]:
@@ -157,14 +161,15 @@ class MpirunLauncher(Launcher):
         if path := environments.python_path(inherited):
             ours["PYTHONPATH"] = path
         command = [str(mpirun.path), "-n", "1"]
-        if mpirun.flavour in _OPEN_MPI:
+        if mpirun.flavour in OPEN_MPI:
             command += ["--host", f"{host}:1", "--bind-to", "none"]
             for name in sorted(ours):
                 command += ["-x", name]
         else:
             command += ["-hosts", host]
-        command += [*self.placement.mpi_args, sys.executable, "-m", module]
-        return command, {**_environ(mpirun.path, inherited), **_settings(mpirun.flavour, inherited), **ours}
+        full = {**_environ(mpirun.path, inherited), **_settings(mpirun.flavour, inherited), **ours}
+        limits, given = limited(mpirun.flavour, mpirun.path, full, self.placement.mpi_args)
+        return [*command, *given, sys.executable, "-m", module], full | limits
 
     def start(
         self,
@@ -184,20 +189,23 @@ class MpirunLauncher(Launcher):
         if path:
             ours["PYTHONPATH"] = path
         here: dict[str, str] = {}  # for mpirun and the ranks of its host, not for other hosts
-        scratch = _make_scratch(world_size) if local or mpirun.flavour in _OPEN_MPI else None
+        scratch = _make_scratch(world_size) if local or mpirun.flavour in OPEN_MPI else None
         if scratch:
             (ours if local else here)[SCRATCH.name] = str(scratch)
         if scratch and not local:
             here |= dict.fromkeys(_LOCAL_FOLDERS, str(scratch))
-        elif scratch and mpirun.flavour in _OPEN_MPI:
+        elif scratch and mpirun.flavour in OPEN_MPI:
             # Session folders and shared memory that a killed mpirun or rank would leave behind.
             ours |= dict.fromkeys(_FOLDERS, str(scratch))
         full = {**_environ(mpirun.path, inherited), **_settings(mpirun.flavour, inherited), **ours, **here}
-        far = None if local else table
+        far, given = None if local else table, list(self.placement.mpi_args)
+        if far:
+            limits, given = limited(mpirun.flavour, mpirun.path, full, given)
+            full |= limits
         try:
             with _listed(mpirun.flavour, far) as (descriptor, path):
                 command = [str(mpirun.path), *_arguments(mpirun.flavour, world_size, ours, far, path)]
-                command += [*self.placement.mpi_args, *environments.boot_command(), *program]
+                command += [*given, *environments.boot_command(), *program]
                 kept = (descriptor,) if path else ()
                 return MpirunHandle(command, full, mpirun.flavour, scratch, _needed(world_size), kept=kept)
         except OSError as error:
@@ -206,6 +214,11 @@ class MpirunLauncher(Launcher):
             if shortage(error):
                 raise cause.shortage(error) from None
             raise LaunchError(f"{mpirun.path} cannot be started: {error.strerror or error}.") from None
+
+
+def numeric_6(table: RankTable | None) -> str:
+    """An IPv6 address of another host; "" where there is none."""
+    return next((host for host in remote_hosts(table) if ":" in host), "")
 
 
 def _counts(table: RankTable | None) -> list[tuple[str, int]]:
@@ -236,7 +249,7 @@ def _make_scratch(world_size: int) -> Path:
 
 def _settings(flavour: Flavour, environ: Mapping[str, str]) -> dict[str, str]:
     """Variables for mpirun itself."""
-    if flavour in _OPEN_MPI:
+    if flavour in OPEN_MPI:
         return {
             # Without it Open MPI does not start.
             **({} if environ.get("HOME") else {"HOME": tempfile.gettempdir()}),
@@ -256,7 +269,7 @@ def _arguments(
     hosts = _counts(table)
     if table:
         _refuse_mixed_order(table)
-    if flavour in _OPEN_MPI:
+    if flavour in OPEN_MPI:
         # By itself Open MPI binds each of two ranks to one core and refuses more ranks than cores.
         arguments += ["--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE" if hosts else ":OVERSUBSCRIBE"]
         arguments += ["--output", "tag"] if flavour == "openmpi" else ["--tag-output"]
@@ -284,103 +297,3 @@ def _refuse_mixed_order(table: RankTable) -> None:
             f"mpirun numbers ranks host by host, but in the rank table they are not in that order ({found}): "
             "number them host by host, as `shardrun table make --hosts` does."
         )
-
-
-_TAG = {
-    "openmpi": marks.OPEN_MPI,
-    "openmpi4": marks.OPEN_MPI_4,
-    "mpich": marks.HYDRA,
-    "intel": marks.HYDRA,
-}
-# How each says which rank ended first and how: Open MPI 5, Intel MPI 2021, MPICH 5. The last
-# does not say the rank, and ORs the signal with the 9 by which it ended the others: only 9 and 11 can be
-# believed.
-_REPORTS = (
-    re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on\s+signal (?P<signal>\d+)"),
-    re.compile(r"Process name: \[\S*,(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)"),
-    re.compile(r"RANK (?P<rank>\d+) PID \d+ RUNNING AT \S+\s+=\s+KILLED BY SIGNAL: (?P<signal>\d+)"),
-    re.compile(r"EXIT STRING: [^(]*\(signal (?P<signal>9|11)\)"),
-)
-
-# MPICH 5, of what it started for a rank and what a signal has ended: of the first of a host, which it may
-# have killed itself. The code is the kernel's.
-_KILLED = re.compile(r"PID (?P<pid>\d+) RUNNING AT (?P<host>\S+)\s+=\s+EXIT CODE: (?P<status>\d+)")
-_SIGNAL_BITS = 0x7F
-
-
-class MpirunHandle(ProgramHandle):
-    """A running mpirun."""
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        flavour: Flavour,
-        scratch: Path | None,
-        needed: int = 0,
-        *,
-        kept: Sequence[int] = (),
-    ) -> None:
-        """``scratch``: the folder for mpirun's and the ranks' files, which need as many bytes there;
-        ``kept``: as `ProgramHandle`."""
-        self._flavour = flavour
-        self._scratch = scratch
-        self._said = ""
-        self._reported = self._blamed = False
-        super().__init__("mpirun", command, environment, kept=kept)
-        if scratch is not None and (free := shutil.disk_usage(scratch).free) < needed:
-            self.short = (
-                f" {scratch.parent} has {human_bytes(free)} free, and MPI may need {human_bytes(needed)} "
-                "there or in /dev/shm: free some space, or name another folder in TMPDIR."
-            )
-
-    def _said_by(self, code: int) -> Iterable[Ended]:
-        # MPICH and Intel MPI end with the code of the rank that failed, and say nothing more of it. What
-        # has MPICH's 9 in it may be a signal instead.
-        ambiguous = code == EXIT_ORPHANED or (self._flavour == "mpich" and code & 9 == 9)
-        if self._flavour not in _OPEN_MPI and 0 < code < 128 and not ambiguous:
-            yield Ended(SOME_RANK, code)
-
-    def attribute(self, line: str) -> list[tuple[int | None, str]]:
-        tag = _TAG[self._flavour]
-        # Open MPI puts what a rank wrote without ending its line, and then another's, into one line. The
-        # other two's marks are too plain to be looked for in a text.
-        found = (
-            list(tag.finditer(line)) if self._flavour in _OPEN_MPI else list(filter(None, [tag.match(line)]))
-        )
-        ends = [mark.start() for mark in found[1:]] + [len(line)]
-        parts: list[tuple[int | None, str]] = [
-            (int(mark[1]), line[mark.end() : end]) for mark, end in zip(found, ends, strict=False)
-        ]
-        before = line[: found[0].start()] if found else line
-        return [(None, before), *parts] if before else parts
-
-    def heard(self, line: str) -> Sequence[Ended]:
-        """Finds in mpirun's own words which rank ended first and how; see `Handle.heard`."""
-        if self._reported:
-            return ()
-        self._said = (self._said + line)[-4000:]
-        if not self._blamed and self._flavour == "mpich" and (found := _KILLED.search(self._said)):
-            self._blamed = True
-            code = -(int(found["status"]) & _SIGNAL_BITS)
-            return [Ended(SOME_RANK, code, heard=True, process=(found["host"], int(found["pid"])))]
-        for pattern in _REPORTS:
-            found = pattern.search(self._said)
-            if found:
-                self._reported = True
-                said = {name: int(value) for name, value in found.groupdict().items()}
-                code = -said["signal"] if "signal" in said else said["code"]
-                return [Ended(said.get("rank", SOME_RANK), code)]
-        return ()
-
-    def settle(self, ranks: Collection[int]) -> None:
-        for pid in family(self._process.pid, ranks):
-            move_to_loopback(pid)
-        super().settle(ranks)
-
-    def close(self) -> None:
-        """Removes mpirun's session folder, which a killed mpirun leaves, and ends what ranks left running."""
-        end_left(self._process.pid, self._job)
-        super().close()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)

@@ -21,6 +21,7 @@ from launcher.starters import environment as environments
 from launcher.starters.agents.connection import Host, Process
 from launcher.starters.agents.handle import AgentsHandle
 from launcher.starters.base import Launcher
+from launcher.starters.reach import patience
 from ranks.common import sources
 
 if TYPE_CHECKING:
@@ -28,9 +29,7 @@ if TYPE_CHECKING:
     from launcher.starters.agent import Asked
 
 _AGENT = "launcher.starters.agent"
-_QUIET = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
-# A host that is gone is noticed in about the time in which the control channel does.
-_ALIVE = ("-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=2")
+_QUIET = ("-T", "-o", "BatchMode=yes")
 
 
 class SshLauncher(Launcher):
@@ -56,7 +55,7 @@ class SshLauncher(Launcher):
                 f"There is no ssh on PATH, by which to reach {host}: install OpenSSH's client, or use "
                 "--launcher mpirun."
             )
-        return [ssh, *_QUIET, *_ALIVE, "--", host, shlex.join(["exec", *words])]
+        return [ssh, *_QUIET, *patience.OPTIONS, "--", host, shlex.join(["exec", *words])]
 
     def start(
         self,

@@ -1,4 +1,4 @@
-"""The end of a process whose work is done."""
+"""The end of a process whose work is done, and what libraries would leave behind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import contextlib
 import os
 import sys
 import threading
-from typing import NoReturn
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, NoReturn
+
+from ranks.common import sources
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
 
 MPICH_FILE, OPEN_MPI_FILE = "mpich_shm_", "sm_segment."
 """How the names of the files begin by which an MPI's ranks of one host share memory. MPICH removes its own
@@ -70,9 +77,9 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def shared_files(begin: str) -> set[str]:
-    """The files of shared memory of this process whose names begin so, as long as they have these names."""
-    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:  # noqa: PTH123 - an import less
+def shared_files(begin: str, pid: int | str = "self") -> set[str]:
+    """The files of shared memory of a process whose names begin so, as long as they have these names."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8") as maps:  # noqa: PTH123 - an import less
         paths = {words[5].rstrip("\n") for line in maps if len(words := line.split(None, 5)) > 5}
         there = {path for path in paths if not path.endswith(" (deleted)")}
         return {path for path in there if path.rpartition("/")[2].startswith(begin)}
@@ -84,3 +91,39 @@ def remove_shared(begin: str) -> None:
     for path in shared_files(begin):
         with contextlib.suppress(OSError):
             os.unlink(path)  # noqa: PTH108 - the same
+
+
+class _OfScripts:
+    """Finds mpi4py for a script, and takes away the name of MPICH's file as soon as MPI has begun.
+
+    `MPI_Init` returns when all ranks of the host have opened the file. Whoever imports mpi4py begins MPI,
+    unless told not to.
+    """
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in {"mpi4py", "mpi4py.MPI"}:
+            return None
+        from importlib.util import find_spec
+
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def begin(module: ModuleType) -> None:
+                execute(module)
+                if name == "mpi4py":  # which has put a finder of its own before all others
+                    sys.meta_path.insert(0, self)
+                elif module.Is_initialized():
+                    remove_shared(MPICH_FILE)
+
+            spec.loader.exec_module = begin  # type: ignore[method-assign]
+        return spec
+
+
+def clear_after_scripts() -> None:
+    """Has a script that begins MPI leave no file of MPICH, however it ends."""
+    if sources.PMI_RANK in os.environ and "mpi4py" not in sys.modules:
+        sys.meta_path.insert(0, _OfScripts())

@@ -138,9 +138,9 @@ def ask_to_end(find: Callable[[], Iterable[Found]]) -> None:
         for one in find():
             found.append(one.pid)
             if now >= began + LEFT_SECONDS:
-                _tell(one, signal.SIGKILL)
+                tell(one, signal.SIGKILL)
             elif one.pid not in asked:
-                _tell(one, signal.SIGTERM)
+                tell(one, signal.SIGTERM)
         if not found:
             return
         asked.update(found)
@@ -153,7 +153,8 @@ def _pause(began: float) -> float:
     return min(max(LOOK_SECONDS, _REST * (time.monotonic() - began)), LONGEST_SECONDS)
 
 
-def _tell(found: Found, number: signal.Signals) -> None:
+def tell(found: Found, number: signal.Signals) -> None:
+    """Sends a signal to a process that was there a moment ago."""
     with contextlib.suppress(OSError):
         if found.process is not None:
             signal.pidfd_send_signal(found.process, number)

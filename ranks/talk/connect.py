@@ -20,7 +20,7 @@ from sharding.common.bounds import MAX_PORT
 from sharding.common.text import parse_whole
 
 EXIT_ORPHANED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with this rank
-_CONNECT_SECONDS = 30
+_CONNECT_SECONDS = 15
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TIMEVAL_BYTES = 16

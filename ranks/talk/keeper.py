@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -22,13 +23,15 @@ from typing import NoReturn
 from ranks.common import processes, sources
 from ranks.errors import ShardrunError
 from ranks.talk import stacks
-from ranks.talk.connect import adopt_orphans, die_with_parent, open_socket
+from ranks.talk.connect import EXIT_ORPHANED, adopt_orphans, die_with_parent, open_socket
 from ranks.talk.frame import Kind, head
 
 _ASKED_BYTES = 4096
 _OWN = 0x20000000 if sys.platform == "linux" else 0
 """waitpid(2), __WNOTHREAD: not the children of other threads, which wait for them themselves. What
 descendants leave is the first thread's."""
+_DAEMONS = ("prted", "orted")
+_GRACE_SECONDS, _ORDERLY_SECONDS = 1.5, 2.0
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -83,7 +86,10 @@ def _stay(child: int, address: str, job: str, rank: int, world_size: int) -> NoR
             with contextlib.suppress(OSError), sending:
                 told.sendall(_frame(Kind.BYE if over else Kind.PONG, fields))
         if over:
-            _end_alike(os.waitstatus_to_exitcode(status))
+            code = os.waitstatus_to_exitcode(status)
+            if told is None or code == EXIT_ORPHANED:
+                _end_daemon_later()
+            _end_alike(code)
 
 
 def _answer(told: socket.socket, child: int, sending: threading.Lock) -> None:
@@ -100,6 +106,31 @@ def _answer(told: socket.socket, child: int, sending: threading.Lock) -> None:
                 text = stacks.native(child) or text
                 with sending:
                     told.sendall(_frame(Kind.PONG, {"stacks": text}))
+
+
+def _end_daemon_later() -> None:
+    """Has Open MPI's daemon, where it started this process, asked to end when it has not done so soon.
+
+    On a host that is cut off it would try for a quarter of an hour to tell its mpirun of the rank. Where the
+    launcher has ended only, or a firewall is between, mpirun ends it in time.
+    """
+    daemon = os.getppid()
+    known = processes.status(daemon)
+    if known is None or known.name not in _DAEMONS:
+        return
+    with contextlib.suppress(OSError):
+        process = os.pidfd_open(daemon)
+        if os.getppid() != daemon or os.fork():
+            return
+        # With nothing open that the daemon reads, and not in the session that it ends.
+        os.setsid()
+        os.dup2(process, 0)
+        os.closerange(1, os.sysconf("SC_OPEN_MAX"))
+        for number, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, _ORDERLY_SECONDS)):
+            if select.select([0], [], [], seconds)[0]:
+                break
+            signal.pidfd_send_signal(0, number)
+        os._exit(0)
 
 
 def _pass_on(child: int, number: int) -> None:

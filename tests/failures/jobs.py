@@ -21,6 +21,8 @@ from tests.failures.deaths import HANG_SECONDS, MPIS, SECONDS, Death
 from tests.launcher.processes import wait_until
 
 HOOK = Path(__file__).parent / "hook"
+DAEMONS = ("prted", "orted", "hydra_pmi_proxy", "hydra_bstrap_proxy")
+"""What an mpirun starts on hosts, to which ssh passes no variable by which it would be known."""
 _START_SECONDS = 60
 _MEMORY = Path("/sys/fs/cgroup/memory")
 _MEMORY_2 = Path("/sys/fs/cgroup")
@@ -211,7 +213,7 @@ class Cell:
             mine = [
                 f"{pid} {' '.join(words)[:160]}"
                 for pid, words in self.words_of(host)
-                if any(self.is_ours(word) for word in words) or self.is_marked(pid, words)
+                if self.is_of_a_job(pid, words)
             ]
             mine += sorted(self.shared_memory(host) - self.before[host])
             if mine:
@@ -224,6 +226,10 @@ class Cell:
             folder = Path(f"/proc/{self.hosts.process(host)}/root/dev/shm")
             return {f"/dev/shm/{path.name}" for path in folder.iterdir()}
         return set()
+
+    def is_of_a_job(self, pid: int, words: list[str]) -> bool:
+        daemon = bool(words) and Path(words[0]).name in DAEMONS
+        return daemon or any(self.is_ours(word) for word in words) or self.is_marked(pid, words)
 
     def is_ours(self, word: str) -> bool:
         return word in {"ranks.boot", "launcher.cli", "launcher.starters.agent"} or word.endswith(
@@ -419,7 +425,7 @@ class Cell:
         """Kills what is left, so that the next cell begins with nothing."""
         for host in NAMES:
             for pid, words in self.words_of(host):
-                if any(self.is_ours(word) for word in words) or self.is_marked(pid, words):
+                if self.is_of_a_job(pid, words):
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
         for one in self.launched:

@@ -21,7 +21,8 @@ _INTRO = """\
 `python scripts/failures.py` starts a job of two ranks that is at work (`shardrun run SLICES --repeat ...`),
 kills in it, and looks from outside. A cell is right where, within {seconds:g} s of the death (of a rank
 that hangs: after the hang time-out, {hang} s here; of a cable that is restored: after that), no process of
-the job is left on any host (nor, from 2026-11-30 on, a file in its `/dev/shm`), the exit code is 1 (of
+the job is left on any host (nor, from 2026-11-30 on, a file in its `/dev/shm`, and from a later hour of
+that day on a daemon of an mpirun), the exit code is 1 (of
 `run_all.sh` the rank's, after a signal to the launcher
 128 and its number), and the first line of standard error names the rank, its host, the cause, and the
 signal by its name. Where the launcher itself was killed, nobody is left to say anything, and `salloc` ends

@@ -72,6 +72,11 @@ class AgentsHandle(Handle):
         for agent in self._agents:
             agent.kill(deadline)
 
+    def lose(self, rank: int) -> None:
+        """See `Handle.lose`: the agent there will not end when it is told to."""
+        for agent in self._agents:
+            agent.lose(rank)
+
     def close(self) -> None:
         """Ends what is left of the connections."""
         self.kill()
@@ -176,6 +181,11 @@ class Agent:
                 self._connection.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 self._connection.kill()
+
+    def lose(self, rank: int) -> None:
+        """Ends the connection at once, where it is the one to this rank."""
+        if rank in self._ranks:
+            self.kill(0.0)
 
     def _read(self, connection: Connection, direct: bool) -> None:
         started = False

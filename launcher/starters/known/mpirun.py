@@ -18,9 +18,9 @@ def _make() -> Launcher:
 
 
 def _here(table: RankTable | None, placement: Placement) -> bool:
-    from launcher.starters.mpirun import candidates
+    from launcher.starters.mpirun import candidates, numeric_6
 
-    return next(candidates(), None) is not None
+    return next(candidates(), None) is not None and not numeric_6(table)
 
 
 STARTER = Starter(

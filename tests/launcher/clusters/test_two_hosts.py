@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -183,11 +185,79 @@ def test_a_cut_cable_is_named(cluster: Cluster, launcher: str) -> None:
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         )  # fmt: skip
         assert wait_until(lambda: not cluster.ranks(SECOND), 20), cluster.ranks(SECOND)
+        # Open MPI's daemon, which would try for a quarter of an hour to tell its mpirun.
+        assert wait_until(lambda: not daemons(cluster, SECOND), 20), daemons(cluster, SECOND)
     finally:
         thread.join()
         cluster.hosts.link(SECOND, "up")
     assert done.returncode == 1
     assert f"shardrun: error: rank 1 on host {SECOND} is gone: " in done.stderr
+
+
+def daemons(cluster: Cluster, host: str) -> list[int]:
+    """The daemons of an mpirun on a host."""
+
+    def is_one(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/comm").read_text().strip() in {"prted", "orted", "hydra_pmi_proxy"}
+        except OSError:
+            return False
+
+    return [pid for pid in cluster.hosts.processes(host) if is_one(pid)]
+
+
+SILENT = "10.78.0.9"
+SAYS_NOTHING = f"""
+import socket, time
+server = socket.create_server(({SILENT!r}, 22))
+time.sleep(10**6)
+"""
+
+
+def test_a_host_that_says_nothing(cluster: Cluster) -> None:
+    """Its sshd accepts, and waits. The time is the user's own; else it is ours. One sentence is all that is
+    shown of it before mpirun's own."""
+    add, drop = (
+        cluster.hosts.command(SECOND, ["ip", "addr", word, f"{SILENT}/24", "dev", "eth0"])
+        for word in ("add", "del")
+    )
+    subprocess.run(add, check=True)
+    server = subprocess.Popen(cluster.hosts.command(SECOND, [sys.executable, "-c", SAYS_NOTHING]))
+    try:
+        done = cluster.run(
+            "run", cluster.slices, "--hosts", f"{FIRST}:1,{SILENT}:1", "--launcher", "mpirun",
+            PRTE_MCA_plm_ssh_agent="ssh -o ConnectTimeout=2",
+        )  # fmt: skip
+    finally:
+        for pid in cluster.hosts.processes(SECOND):
+            with contextlib.suppress(OSError):
+                if SILENT in Path(f"/proc/{pid}/cmdline").read_text():
+                    os.kill(pid, signal.SIGKILL)
+        server.wait()
+        subprocess.run(drop, check=True)
+    assert done.returncode == 1
+    said = r"host 10\.78\.0\.9 cannot be reached over ssh \(Connection .*timed out.*\), so mpirun starts no"
+    assert re.match(rf"shardrun: error: {said}", done.stderr), done.stderr
+
+
+def test_a_cable_cut_while_daemons_start(cluster: Cluster) -> None:
+    """Before any rank has said a word; nothing is left on either side."""
+    cut: list[bool] = []
+
+    def wait_and_cut() -> None:
+        cut.append(wait_until(lambda: daemons(cluster, SECOND), 60))
+        cluster.hosts.link(SECOND, "down")
+
+    thread = threading.Thread(target=wait_and_cut)
+    thread.start()
+    try:
+        done = cluster.run("run", cluster.slices, *TWO, "--launcher", "mpirun", "--repeat", 10**9)
+        assert wait_until(lambda: not daemons(cluster, SECOND), 30), daemons(cluster, SECOND)
+    finally:
+        thread.join()
+        cluster.hosts.link(SECOND, "up")
+    assert cut == [True] and done.returncode == 1
+    assert re.match(rf"shardrun: error: .*\bhost {SECOND}\b", done.stderr), done.stderr
 
 
 def test_a_host_that_ssh_does_not_know(cluster: Cluster) -> None:
@@ -200,7 +270,7 @@ def test_a_host_that_ssh_does_not_know(cluster: Cluster) -> None:
     finally:
         known.write_text(text)
     assert done.returncode == 1
-    assert f"It starts ranks over ssh on {SECOND}: see" in done.stderr
+    assert f"host {SECOND} cannot be reached over ssh (Host key verification failed), so" in done.stderr
     assert "Host key verification failed." in done.stderr
 
 

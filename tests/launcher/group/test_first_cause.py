@@ -17,7 +17,7 @@ from launcher.group import control, watch
 from launcher.group.watch import Job
 from launcher.job.rank_table import RankTable
 from launcher.starters.base import SOME_RANK, Ended, Handle, Launcher, Pipe
-from launcher.starters.mpirun import MpirunHandle
+from launcher.starters.mpi.handle import MpirunHandle
 from launcher.starters.slurm import SlurmHandle
 from ranks.common.settings import CONTROL, JOB
 from ranks.talk import wire

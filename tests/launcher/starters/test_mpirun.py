@@ -23,6 +23,7 @@ from launcher.starters import base, cause, mpirun
 from launcher.starters import environment as environment_module
 from launcher.starters.base import SOME_RANK, Ended
 from launcher.starters.local import LocalLauncher
+from launcher.starters.mpi.handle import MpirunHandle
 from launcher.starters.mpirun import MpirunLauncher
 from sharding import slice_model
 from sharding.common.rank_table import make_rank_table, parse_rank_table
@@ -202,7 +203,7 @@ def test_a_host_that_refuses_is_named_and_not_this_one(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stderr
     first, *said = done.stderr.splitlines()
-    assert f"over ssh on {AWAY[1]}: see that ssh is installed here, that `ssh {AWAY[1]}`" in first
+    assert f"host {AWAY[1]} cannot be reached over ssh" in first and f"`ssh {AWAY[1]}`" in first
     assert "  Permission denied" in said
 
 
@@ -318,7 +319,7 @@ SAID = {
 @pytest.mark.parametrize("name", SAID)
 def test_what_mpirun_says_of_ended_ranks(name: str) -> None:
     flavour, text, expected = SAID[name]
-    handle = mpirun.MpirunHandle(["true"], dict(os.environ), flavour, None)  # type: ignore[arg-type]
+    handle = MpirunHandle(["true"], dict(os.environ), flavour, None)  # type: ignore[arg-type]
     try:
         heard = [ended for line in text.splitlines(keepends=True) for ended in handle.heard(line)]
         assert heard == ([expected] if expected else [])
@@ -344,7 +345,7 @@ def test_what_mpirun_says_of_ended_ranks(name: str) -> None:
     ids=lambda value: str(value)[:20],
 )
 def test_whose_line_it_is(flavour: str, line: str, expected: list[tuple[int | None, str]]) -> None:
-    handle = mpirun.MpirunHandle(["true"], dict(os.environ), flavour, None)  # type: ignore[arg-type]
+    handle = MpirunHandle(["true"], dict(os.environ), flavour, None)  # type: ignore[arg-type]
     assert handle.attribute(line) == expected
     for pipe in handle.pipes:
         os.close(pipe.descriptor)
@@ -436,7 +437,7 @@ def test_what_a_rank_with_a_session_of_its_own_leaves_is_ended(tmp_path: Path, n
     the rank was there when all ranks were."""
     pid, go, mark = tmp_path / "pid", tmp_path / "go", uuid.uuid4().hex
     words = f"sleep 100 & echo $$ >{pid}; while [ ! -e {go} ]; do sleep 0.01; done"
-    handle = mpirun.MpirunHandle(
+    handle = MpirunHandle(
         ["setsid", "--wait", "sh", "-c", words], {**os.environ, "SHARDRUN_JOB": mark}, "mpich", None
     )
     try:
@@ -452,3 +453,30 @@ def test_what_a_rank_with_a_session_of_its_own_leaves_is_ended(tmp_path: Path, n
             os.kill(left, signal.SIGKILL)
         for pipe in handle.pipes:
             os.close(pipe.descriptor)
+
+
+def test_ipv6_addresses_are_refused() -> None:
+    """The colons would be taken for those before a number of ranks, and no bracket helps."""
+    table = make_rank_table([("2001:db8::1", 1), ("2001:db8::2", 1)])
+    with pytest.raises(LaunchError, match="no IPv6 address for a host, found 2001:db8::1: give its name"):
+        MpirunLauncher().check(table)
+    MpirunLauncher().check(make_rank_table([("192.0.2.1", 1), ("192.0.2.2", 1)]))
+    assert base.choose("auto", table).name == "ssh"
+
+
+@pytest.mark.parametrize("flavour", ["mpich", "intel"])
+def test_a_program_that_a_host_lacks_is_named(flavour: str) -> None:
+    """The daemon says so in the rank's name, and mpirun may wait for ever."""
+    line = (
+        "[1] [proxy:1@sh2] HYDU_create_process (/src/launch.c:73): execvp error on file /opt/my python "
+        "(No such file or directory)\n"
+    )
+    handle = MpirunHandle(["true"], dict(os.environ), flavour, None)  # type: ignore[arg-type]
+    assert handle.attribute(line) == [(None, line)]
+    why = "/opt/my python cannot be started there (No such file or directory)"
+    assert handle.heard(line) == [Ended(1, None, why)]
+    assert handle.attribute("[1] execvp error on file /opt/python (it says)\n")[0][0] == 1
+    while handle.wait() is not None:
+        pass
+    for pipe in handle.pipes:
+        os.close(pipe.descriptor)

@@ -12,7 +12,7 @@ import pytest
 from launcher.group.starting import run_program
 from ranks import boot
 from ranks.common.leaving import Exit
-from tests.launcher.cli_tools import environment
+from tests.launcher.cli_tools import ROOT, environment
 
 LEAVING = """
 import atexit, sys, threading, time
@@ -98,3 +98,40 @@ def test_only_a_rank_without_a_program_of_a_user_s_leaves_so(
     monkeypatch.setattr(boot, "EXIT", Exit())  # tests in this process were in groups of torch
     boot.run(program)
     assert done == [program, *(["left"] if program[0] == "serve" else [])]
+
+
+OF_MPI = """
+import mmap, sys
+def Is_initialized(): return BEGUN
+with open("PLACE", "r+b") as file:
+    held = mmap.mmap(file.fileno(), 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("by_hydra", "begun", "left"), [(True, True, False), (True, False, True), (False, True, True)]
+)
+def test_a_script_that_begins_mpi_leaves_no_file(
+    tmp_path: Path, by_hydra: bool, begun: bool, left: bool
+) -> None:
+    """From then on, however it ends. mpi4py puts a finder of its own first. What is another's stays."""
+    ours, other = tmp_path / "mpich_shm_1f_0", tmp_path / "mpich_shm_2f_0"
+    for path in (ours, other):
+        path.write_bytes(b"x" * 4096)
+    package = tmp_path / "mpi4py"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import sys\nfrom importlib.machinery import PathFinder\nsys.meta_path.insert(0, PathFinder)\n"
+    )
+    (package / "MPI.py").write_text(OF_MPI.replace("BEGUN", str(begun)).replace("PLACE", str(ours)))
+    program = """
+import os, signal
+from ranks.common.leaving import clear_after_scripts
+clear_after_scripts()
+from mpi4py import MPI
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    environ = {**environment(), "PYTHONPATH": f"{tmp_path}:{ROOT}", **({"PMI_RANK": "0"} if by_hydra else {})}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, timeout=60, check=False)
+    assert done.returncode == -9
+    assert (ours.exists(), other.exists()) == (left, True)

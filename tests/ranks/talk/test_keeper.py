@@ -248,3 +248,27 @@ def test_what_has_ended_is_reaped(told: Told, tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+DAEMON = """
+import pathlib, signal, subprocess, sys
+pathlib.Path("/proc/self/comm").write_text(sys.argv[1])
+rank = subprocess.Popen([sys.executable, "-m", "ranks.boot", "exec", "nothing.py"], stderr=subprocess.DEVNULL)
+rank.wait()
+print("ended", flush=True)
+signal.alarm(int(sys.argv[2]))
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("name", "number"), [("prted", signal.SIGTERM), ("slurmstepd", signal.SIGALRM)])
+def test_open_mpis_daemon_ends_where_nothing_reaches_its_mpirun(name: str, number: signal.Signals) -> None:
+    """By itself it tries for a quarter of an hour. What starts other jobs too is left alone."""
+    told = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "SHARDRUN_JOB": "0" * 32}
+    environ = {**os.environ, **told, "SHARDRUN_CONTROL": "tcp:127.0.0.1:1", "PYTHONPATH": str(ROOT)}
+    most = SECONDS if number == signal.SIGTERM else 4
+    done = subprocess.run(
+        [sys.executable, "-c", DAEMON, name, str(most)], env=environ, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=2 * SECONDS, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (-number, "ended\n")

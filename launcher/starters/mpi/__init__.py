@@ -1,0 +1,1 @@
+"""Programs of MPI libraries that run, and start ranks."""
