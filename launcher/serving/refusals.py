@@ -27,7 +27,7 @@ class RefusalError(ShardrunError):
     """A request that is not answered. ``kind``: OpenAI's type of the error."""
 
     def __init__(self, status: HTTPStatus, message: str, *, retry: float | None = None) -> None:
-        super().__init__(message if len(message) <= _MOST_TOLD else f"{message[: _MOST_TOLD - 3]}...")
+        super().__init__(message[:_MOST_TOLD])
         self.status, self.retry = status, retry
 
     @property
