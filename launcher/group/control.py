@@ -152,6 +152,11 @@ class Peer:
         with self.sending:
             self.stream.send(wire.Message(kind, fields or {}, tensors or {}), slot)
 
+    def send_frame(self, frame: bytes) -> None:
+        """The same of a message that was encoded before."""
+        with self.sending:
+            self.stream.send_frame(frame)
+
 
 class Listener:
     """Listens for the ranks of one job and hands on what they send; each callback runs in that rank's own

@@ -240,10 +240,7 @@ class Requests:
         job = self._job
         try:
             self._halt()
-            fields = {**asked.fields, "request": asked.number, "slot": asked.slot}
-            job.send(0, asked.kind, fields, asked.tensors, asked.slot)
-            for rank in range(1, job.world_size):
-                job.send(rank, asked.kind, fields)
+            asked.send(job)
             asked.sent = True
             if asked.run is not None:
                 self._run = asked

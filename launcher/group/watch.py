@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from ranks.talk.reports import Ready
     from sharding.common.arrays import Array
 
+    Tensors = dict[str, Array] | None
+
 SETTLE_SECONDS = 0.05  # what was sent before the first sign of trouble has come by then
 GATHER_SECONDS = 0.45  # a rank's own reason may take this long to come
 ECHO_SECONDS = 1.2  # and so may the end of a rank that others miss, who stay a little longer
@@ -343,16 +345,16 @@ class Job:
         self.wait_for(lambda: self._all_ended, None, "")
 
     def send(
-        self,
-        rank: int,
-        kind: wire.Kind,
-        fields: Mapping[str, object],
-        tensors: dict[str, Array] | None = None,
-        slot: int = 0,
+        self, rank: int, kind: wire.Kind, fields: Mapping[str, object], tensors: Tensors = None, slot: int = 0
     ) -> None:
         """As `Peer.send`. A rank that is gone is not an error here: its end is the job's failure."""
         with contextlib.suppress(OSError):
             self._peers[rank].send(kind, fields, tensors, slot)
+
+    def send_frame(self, rank: int, frame: bytes) -> None:
+        """The same of a message that was encoded before."""
+        with contextlib.suppress(OSError):
+            self._peers[rank].send_frame(frame)
 
     def close(self) -> None:
         """Ends every rank, politely if all is well, and returns when no process of this job is left.

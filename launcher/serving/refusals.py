@@ -18,11 +18,16 @@ RETRY_SECONDS = 2
 _PATH = re.compile(r"(?<![\w:/.])(?:/[^\s/:,;'\"()]+){2,}/?")
 
 
+_MOST_TOLD = 600
+"""Characters of a message, which may quote what a client wrote: clients of gRPC take 8 KiB of metadata, in
+which one character may take twelve bytes."""
+
+
 class RefusalError(ShardrunError):
     """A request that is not answered. ``kind``: OpenAI's type of the error."""
 
     def __init__(self, status: HTTPStatus, message: str, *, retry: float | None = None) -> None:
-        super().__init__(message)
+        super().__init__(message[:_MOST_TOLD])
         self.status, self.retry = status, retry
 
     @property

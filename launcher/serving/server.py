@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -165,7 +167,8 @@ class Joined:
 class Protocol(HttpToolsProtocol):
     """uvicorn's protocol, which bounds what is neither a body nor a whole head, and slow clients."""
 
-    _loose = 0
+    _loose, _offered = 0, False
+    _data = _again = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there."""
@@ -175,7 +178,11 @@ class Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Reads, as far as there is an end to it."""
         self._loose += len(data)  # until there is something whole
-        super().data_received(data)
+        while data:
+            self._data, self._again = data, b""
+            super().data_received(data)
+            data = self._again
+        self._data = b""
         if self._loose > _MOST_HEAD and not self.transport.is_closing():
             log.warning("a request's head is longer than %d bytes: its connection is closed", _MOST_HEAD)
             self.transport.abort()
@@ -183,7 +190,10 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """A head is there."""
         self._loose = 0
-        super().on_headers_complete()
+        named = any(name == b"upgrade" for name, _ in self.headers)
+        self._offered = named and self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if not self._offered:  # else it comes again
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """A piece of a body is there."""
@@ -193,7 +203,22 @@ class Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """A request is there."""
         self._loose = 0
-        super().on_message_complete()
+        if not self._offered:
+            super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """A client offers to go on in another protocol, as curl and Java do with HTTP/2: its request is read
+        as if it had not. httptools takes what follows the head, such as a body, for the other protocol's."""
+        error = sys.exc_info()[1]
+        if not self._offered or not isinstance(error, httptools.HttpParserUpgrade):
+            return
+        rest = self._data[error.args[0] :]
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (method, self.url, version)]
+        lines += [b"%s: %s" % pair for pair in self.headers if pair[0] != b"upgrade"]
+        self._offered, self.parser = False, httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        self._again = b"\r\n".join([*lines, b"", rest])
 
 
 class Server(uvicorn.Server):

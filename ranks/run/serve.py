@@ -15,6 +15,7 @@ from ranks.common.pulse import work
 from ranks.errors import CollectiveError, ShardrunError
 from ranks.identity.told import NOTHING
 from ranks.run.steps.spent import Spent
+from ranks.talk.reports import WHOLE
 from ranks.talk.wire import Kind, Message
 from sharding.common.ranges import in_ranges
 
@@ -72,7 +73,7 @@ def serve(  # noqa: PLR0917 - the words of its command line
             # Blocks without a time-out and without spinning: an idle rank uses no CPU. No rank waits for a
             # peer between requests either, since the launcher wakes each of them.
             began = time.perf_counter()
-            message = control.requests.get()
+            message = control.next()
             at.spent.waited(began)
             if message.kind is Kind.STOP:
                 break
@@ -117,7 +118,7 @@ def _predict(message: Message, at: _Place) -> bool:
     rank, model, spreader, control = at.rank, at.model, at.spreader, at.control
     request, session = message.fields.get("request"), message.fields.get("session")
     woken = time.perf_counter()
-    given = spreader.spread(message if rank == 0 else None)
+    given = message if WHOLE in message.fields else spreader.spread(message if rank == 0 else None)
     feeds, run = given.tensors, cast("RunReport | None", given.fields.get("run"))
     began = time.perf_counter()
     more = {}

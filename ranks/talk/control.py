@@ -8,8 +8,11 @@ import os
 import queue
 import socket
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Mapping
+from typing import TypeVar
 
 from ranks.common.leaving import MPICH_FILE, remove_shared
 from ranks.common.pulse import Pulse, wait
@@ -23,26 +26,35 @@ from ranks.talk.stream import Stream
 from sharding.common.arrays import Array
 from sharding.common.limits import HOLD_LESS, shortage
 
+T = TypeVar("T")
 SCRATCH_PREFIX = "shardrun-"
 _STOP_SECONDS = 4
 _LINGER_SECONDS = 2  # longer than the launcher looks for the first cause
 _MAX_TEXT = 64 << 10
+_AT_WORK_SECONDS = 0.02
+"""Whoever works on a request for longer leaves reading to another thread."""
 
 
 class Control:
-    """The connection. ``requests`` holds the launcher's messages, in order.
+    """The connection.
 
-    A thread of its own waits for them, so that the launcher's death is noticed even while the main thread
-    is inside a collective: the process then ends at once.
+    A thread of its own reads it, so that the launcher's death is noticed even while the main thread is
+    inside a collective: the process then ends at once. From the first `next` on the two take turns: a rank
+    with nothing to do reads by itself, for to be woken by a thread takes longer than a small model's run. So
+    what comes while a request is computed may lie for `_AT_WORK_SECONDS`, and is read at once after that.
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        self.requests: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
+        self._requests: deque[wire.Message] = deque()
+        self._reading = threading.Lock()
+        self._turns = self._idle = self._asleep = False
+        self._taken = 0
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stream = Stream(sock)
         self._sending = threading.Lock()
         self._limit: tuple[object, object] = None, 0
         self._told: queue.SimpleQueue[Told] = queue.SimpleQueue()
-        self._words: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._words: deque[object] = deque()
         self._stopping = False
         self._closed = threading.Event()
         self._pulse = Pulse()
@@ -88,8 +100,38 @@ class Control:
         """What the launcher says of this rank's place: it does so as soon as it knows the rank."""
         return self._told.get()
 
+    def next(self) -> wire.Message:
+        """The launcher's next request. Only one thread asks for it, and is idle until it comes."""
+        self._turns = True
+        return self._first(self._requests)
+
+    def _first(self, items: deque[T]) -> T:
+        """The first of these: what was read before, or comes now. Meanwhile nobody else begins to read: what
+        another thread has read would lie here while this one waits to read on."""
+        self._idle = True
+        try:
+            if not items:
+                with self._reading:
+                    while not items:
+                        self._take(self._stream.receive())
+            return items.popleft()
+        except (OSError, wire.WireError) as error:
+            self._lose(error)
+            raise
+        finally:
+            self._idle = False
+            self._taken += 1
+            if self._asleep:
+                self._asleep = False
+                self._bell.put(None)
+
     def limit_of(self, request: int, first: int) -> int:
         """How many steps of a run the launcher wants so far; ``first``: where it has not said more."""
+        if self._turns and self._reading.acquire(blocking=False):
+            try:
+                self._take_all()
+            finally:
+                self._reading.release()
         said, most = self._limit
         return most if said == request and isinstance(most, int) else first
 
@@ -98,7 +140,7 @@ class Control:
         others fared alike; False where this rank is to stop instead. More requests may have come already:
         they are for ranks that are in step."""
         while True:
-            word = self._words.get()
+            word = self._first(self._words)
             if word is None:
                 return False
             if word == request:
@@ -143,32 +185,66 @@ class Control:
     def _listen(self) -> None:
         try:
             while True:
-                message = self._stream.receive()
-                if message.kind is wire.Kind.PING:
-                    self.send(wire.Kind.PONG, self._alive())
-                    continue
-                if message.kind is wire.Kind.TOLD:
-                    self._told.put(Told.of(message.fields))
-                    continue
-                if message.kind is wire.Kind.STOP:
-                    self._stopping = True
-                    timer = threading.Timer(_STOP_SECONDS, self._end)
-                    timer.daemon = True
-                    timer.start()
-                    self._words.put(None)
-                if message.kind is wire.Kind.LIMIT:  # in the midst of a request
-                    self._limit = message.fields.get("request"), message.fields.get("most")
-                elif message.kind is wire.Kind.RESUME:
-                    self._words.put(message.fields.get("request"))
-                else:
-                    self.requests.put(message)
+                with self._reading:
+                    while not self._take(self._stream.receive()) or not self._turns:
+                        pass
+                self._stand_by()
         except (OSError, wire.WireError) as error:
-            if not self._stopping:
-                if shortage(error):  # the launcher is still there
-                    self.report(error, "")
-                self._end()
+            self._lose(error)
         finally:
             self._closed.set()
+
+    def _stand_by(self) -> None:
+        """Returns when the other thread has worked on one request for long. It wakes this one only where it
+        was idle for long before."""
+        while True:
+            taken = self._taken
+            time.sleep(_AT_WORK_SECONDS)
+            if self._idle:
+                self._asleep = True
+                if self._idle:  # who takes a request from now on sees that
+                    self._bell.get()
+            elif taken == self._taken:
+                return
+
+    def _take(self, message: wire.Message) -> bool:
+        """Takes a message; whether it is one that the main thread waits for."""
+        if message.kind is wire.Kind.PING:
+            self.send(wire.Kind.PONG, self._alive())
+        elif message.kind is wire.Kind.TOLD:
+            self._told.put(Told.of(message.fields))
+        elif message.kind is wire.Kind.LIMIT:  # in the midst of a request
+            self._limit = message.fields.get("request"), message.fields.get("most")
+        elif message.kind is wire.Kind.RESUME:
+            self._words.append(message.fields.get("request"))
+            return True
+        else:
+            if message.kind is wire.Kind.STOP:
+                self._stopping = True
+                timer = threading.Timer(_STOP_SECONDS, self._end)
+                timer.daemon = True
+                timer.start()
+                self._words.append(None)
+            self._requests.append(message)
+            return True
+        return False
+
+    def _take_all(self) -> None:
+        """Takes what has come."""
+        try:
+            while (message := self._stream.receive_ready()) is not None:
+                self._take(message)
+        except wire.UnfinishedError:
+            self._take(self._stream.receive())
+        except (OSError, wire.WireError) as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError | wire.WireError) -> None:
+        """The launcher cannot be heard any more."""
+        if not self._stopping:
+            if shortage(error):  # the launcher is still there
+                self.report(error, "")
+            self._end()
 
     def _end(self) -> None:
         """Ends the process from whichever thread notices; nobody is left to tell."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
+WHOLE = "whole"
+"""In the fields of a request that each rank gets with all its tensors; of any other rank 0 gets them."""
+
 
 class TensorReport(TypedDict):
     """An input or output; ``dtype`` as `ranks.talk.wire` names types."""

@@ -40,7 +40,13 @@ class Stream:
     def send(self, message: wire.Message, slot: int = 0) -> None:
         """Sends one message, large tensors in this slot of shared memory; raises `OSError` when the peer is
         gone and `WireError` for what cannot travel."""
-        frame, descriptor = wire.encode(message, self._writer, slot)
+        self._send(*wire.encode(message, self._writer, slot))
+
+    def send_frame(self, frame: bytes) -> None:
+        """The same of a message that was encoded before."""
+        self._send([frame], None)
+
+    def _send(self, frame: list[bytes | memoryview], descriptor: int | None) -> None:
         left = sum(map(len, frame))
         while left:
             if descriptor is None:

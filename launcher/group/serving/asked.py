@@ -8,15 +8,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ranks.talk import wire
+from ranks.talk.reports import WHOLE
 
 if TYPE_CHECKING:
     from launcher.errors import ShardrunError
     from launcher.group.serving.runs import RanksRun
+    from launcher.group.watch import Job
     from sharding.common.arrays import Array
 
 
 MOST_HERE = 1 << 20
 """Bytes of tensors that an event loop itself sends; more would keep its other work waiting."""
+MOST_TO_ALL = 64 << 10
+"""Bytes of a request that all ranks get together: where there are more, rank 0 alone gets the tensors."""
 AGAIN = "again"
 """In the fields of a request that ranks are asked before all others, and without which they are of no use."""
 
@@ -67,6 +71,25 @@ class Asked:
             raise self.error
         assert self.result is not None
         return self.result
+
+    def send(self, job: Job) -> None:
+        """Sends it to all ranks of a job. Raises `ranks.talk.wire.WireError`, before anything is sent."""
+        fields = {**self.fields, "request": self.number, "slot": self.slot}
+        if (frame := self._for_all(fields, job.world_size)) is not None:
+            for rank in range(job.world_size):
+                job.send_frame(rank, frame)
+            return
+        job.send(0, self.kind, fields, self.tensors, self.slot)
+        for rank in range(1, job.world_size):
+            job.send(rank, self.kind, fields)
+
+    def _for_all(self, fields: Mapping[str, object], ranks: int) -> bytes | None:
+        """The message of a small request, which each rank gets whole: for rank 0 to pass it on, ranks would
+        have to wait for each other. None of any other."""
+        if ranks == 1 or self.kind is not wire.Kind.PREDICT or self.size * ranks > MOST_TO_ALL:
+            return None
+        frame = b"".join(wire.encode(wire.Message(self.kind, {**fields, WHOLE: True}, self.tensors))[0])
+        return frame if len(frame) * ranks <= MOST_TO_ALL else None  # texts are longer than their arrays
 
     def keep(self) -> None:
         """Makes the tensors copies of its own: whoever gave them may change them from now on."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 PROTOCOL = "grpc"
-_MOST_TOLD = 600
-"""Characters of an error: clients take 8 KiB of metadata, in which one character may take twelve bytes."""
 _PUSHBACK = "grpc-retry-pushback-ms"
 """Metadata by which clients that ask again of themselves know when."""
 _CODES: Mapping[HTTPStatus, grpc.StatusCode] = {
@@ -170,7 +168,7 @@ class Calls:
             trailing.append((_PUSHBACK, str(round(refusal.retry * 1000))))
         await self._taken(conversation)
         try:
-            await rpc.abort(code_of(refusal), str(refusal)[:_MOST_TOLD], tuple(trailing))
+            await rpc.abort(code_of(refusal), str(refusal), tuple(trailing))
         except grpc.aio.InternalError:  # it has ended already
             raise asyncio.CancelledError from None
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from launcher.group.requests import Requests
+from launcher.group.serving.asked import Asked
 from launcher.starters import cause
 from launcher.starters.base import Ended
 from launcher.starters.cause import Trouble
 from launcher.starters.noise import Noise
 from ranks.run.rank_model import Stats
-from ranks.talk.wire import Kind, Message
+from ranks.talk.reports import WHOLE
+from ranks.talk.wire import Kind, Message, read_frame
+
+
+def decoded(frame: bytes) -> Message:
+    left = io.BytesIO(frame)
+    return read_frame(lambda target, first=False: left.readinto(target))
 
 
 class Ranks:
@@ -32,8 +41,36 @@ class Ranks:
     def send(self, rank: int, kind: Kind, *_: Any) -> None:
         self.sent.append((rank, kind))
 
+    def send_frame(self, rank: int, frame: bytes) -> None:
+        self.sent.append((rank, decoded(frame).kind))
+
     def check_owner(self) -> None:
         pass
+
+
+def test_each_rank_gets_what_is_small_whole_and_nobody_else_what_is_large() -> None:
+    # For rank 0 to pass it on, ranks would wait for each other before they begin.
+    def sent(value: Any, ranks: int) -> tuple[dict[int, Message], list[tuple[int, bool]]]:
+        small: dict[int, Message] = {}
+        large: list[tuple[int, bool]] = []
+        job: Any = SimpleNamespace(
+            world_size=ranks,
+            send_frame=lambda rank, frame: small.update({rank: decoded(frame)}),
+            send=lambda rank, kind, fields, tensors=None, slot=0: large.append((rank, bool(tensors))),
+        )
+        Asked(Kind.PREDICT, {"session": 3}, {"x": value}, number=7).send(job)
+        return small, large
+
+    value = np.arange(256, dtype=np.float32)
+    small, large = sent(value, 3)
+    assert sorted(small) == [0, 1, 2] and not large
+    for message in small.values():
+        assert message.fields["request"] == 7 and message.fields["session"] == 3 and WHOLE in message.fields
+        assert np.array_equal(message.tensors["x"], value)
+    for much in (np.zeros(1 << 14, np.float32), np.array(["a" * 70_000], object)):
+        assert sent(much, 2) == ({}, [(0, True), (1, False)])
+    assert sent(value, 100)[1][:2] == [(0, True), (1, False)]  # many are told by each other
+    assert sent(value, 1) == ({}, [(0, True)])
 
 
 @pytest.mark.parametrize("turn", ["before", "after", "late"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import threading
 from collections import deque
@@ -65,6 +66,11 @@ class _Ranks:
 
     def wait_for(self, condition: Callable[[], bool], timeout: float | None, what: str) -> None:
         assert condition()
+
+    def send_frame(self, rank: int, frame: bytes) -> None:
+        left = io.BytesIO(frame)
+        kind, fields, tensors = wire.read_frame(lambda target, first=False: left.readinto(target))
+        self.send(rank, kind, fields, tensors)
 
     def send(
         self, rank: int, kind: wire.Kind, fields: dict[str, Any], tensors: Any = None, slot: int = 0

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -248,6 +251,53 @@ def test_values_of_json_are_exact() -> None:
         question = read_question(json.dumps({"inputs": [item]}).encode(), None, [])
         assert question.feeds["a"].shape == (1, len(values))
         assert question.feeds["a"][0].tolist() == values
+
+
+def test_what_is_said_of_a_request_is_short_however_much_it_says(http: httpx.Client) -> None:
+    inputs = [{"name": f"n{at}", "datatype": "FP32", "shape": [0], "data": []} for at in range(2000)]
+    answer = http.post("/v2/models/rows/infer", json={"inputs": inputs})
+    assert answer.status_code == 400 and "'x' is missing" in answer.json()["error"]
+    assert len(answer.json()["error"]) <= 600
+
+
+QUESTION = b'{"inputs": [%s, %s]}' % (
+    b'{"name": "x", "datatype": "FP32", "shape": [1, 8], "data": [1, 1, 1, 1, 1, 1, 1, 1]}',
+    b'{"name": "s", "datatype": "BYTES", "shape": [1], "data": ["a"]}',
+)
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__"
+
+
+@pytest.mark.parametrize(
+    ("offers", "pieces"),
+    [
+        ([OFFER], 1),
+        ([OFFER], 7),  # neither head nor body comes at once
+        ([OFFER, b"X: y", OFFER], 1),
+        ([b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a", b"X: y"], 1),
+        ([OFFER] * 400, 1),
+        ([OFFER + b"\r\nTransfer-Encoding: chunked", b"X: y"], 3),
+    ],
+)
+def test_an_offer_of_another_protocol_leaves_the_request_as_it_is(
+    server: Running, offers: list[bytes], pieces: int
+) -> None:
+    # curl --http2 and Java's client make it with their first request, body and all.
+    data = b""
+    for offer in offers:
+        chunked = b"chunked" in offer
+        length = b"" if chunked else b"Content-Length: %d\r\n" % len(QUESTION)
+        body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(QUESTION), QUESTION) if chunked else QUESTION
+        data += b"POST /v2/models/rows/infer HTTP/1.1\r\nHost: a\r\n%s%s\r\n\r\n%s" % (length, offer, body)
+    data += b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as made:
+        for at in range(pieces):
+            made.sendall(data[len(data) * at // pieces : len(data) * (at + 1) // pieces])
+            time.sleep(0.05)
+        answers = b"".join(iter(lambda: made.recv(1 << 16), b""))
+    statuses = re.findall(rb"HTTP/1.1 (\d+)", answers)
+    assert statuses == [b"200"] * (len(offers) + 1), answers[:300]
+    assert answers.count(b'"name":"y"') == len(offers) and answers.endswith(b'{"live": true}')
 
 
 def test_pages_of_other_sites_may_not_ask(http: httpx.Client) -> None:

@@ -61,6 +61,12 @@ class Recorder:
         assert found == kind
         return value
 
+    def next_of(self, kind: str) -> Any:
+        """The next event of a kind, past all others."""
+        while (event := self.events.get(timeout=20))[0] != kind:
+            pass
+        return event[1]
+
     def quiet(self) -> bool:
         return self.events.empty()
 
@@ -73,6 +79,9 @@ def recorder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     assert recorder.listener.address.startswith(request.param + ":")
     yield recorder
     recorder.listener.close()
+    assert wait_until(
+        lambda: all(thread.name != "shardrun control" for thread in threading.enumerate()), 20
+    )  # what notices the end later would find the real one
 
 
 def hello(recorder: Recorder, **change: Any) -> Message:
@@ -90,7 +99,7 @@ def test_a_rank_and_its_launcher(recorder: Recorder) -> None:
     ready: Message = recorder.next("message")
     assert ready.fields == {"a": 1} and np.array_equal(ready.tensors["x"], np.arange(100_000))
     peer.send(Kind.PREDICT, {"request": 7}, {"y": np.ones(50_000, np.float16)})
-    asked = control.requests.get(timeout=20)
+    asked = control.next()
     assert asked.fields == {"request": 7} and asked.tensors["y"].sum() == 50_000
     try:
         raise PeerLostError("rank 0 is gone", 0)
@@ -109,6 +118,128 @@ def test_a_rank_and_its_launcher(recorder: Recorder) -> None:
     assert recorder.next("message").kind is Kind.BYE
     control._stream.close()
     assert recorder.next("lost") == 1
+
+
+def joined(recorder: Recorder) -> tuple[Control, Peer]:
+    """Rank 0, and what the launcher has of it."""
+    control = Control.connect(recorder.listener.address, recorder.listener.secret, 0, 2, "h")
+    return control, recorder.next("hello")
+
+
+def test_a_rank_that_is_idle_reads_by_itself(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    # To be woken by another thread takes a rank longer than to compute what is small.
+    monkeypatch.setattr("ranks.talk.control._AT_WORK_SECONDS", 1.0)
+    who, receive = [], Stream.receive
+
+    def noted(self: Stream, **how: Any) -> Message:
+        message = receive(self, **how)
+        if message.kind is Kind.PREDICT:
+            who.append(threading.current_thread().name)
+        return message
+
+    monkeypatch.setattr(Stream, "receive", noted)
+    control, peer = joined(recorder)
+    for number in range(20):
+        peer.send(Kind.PREDICT, {"request": number})
+        assert control.next().fields == {"request": number}
+    own = threading.current_thread().name
+    assert who.count(own) >= 15, who  # the first one is read by the thread that was there before
+
+
+def test_a_rank_at_work_is_read_for(recorder: Recorder) -> None:
+    control, peer = joined(recorder)
+    for number in range(3):
+        peer.send(Kind.PREDICT, {"request": number})
+        assert control.next().fields == {"request": number}  # and works on it from now on
+        beats = peer.beats
+        peer.ping()
+        assert wait_until(lambda before=beats: peer.beats > before, 20)
+        peer.send(Kind.RESUME, {"request": number})
+        peer.send(Kind.PREDICT, {"request": "ahead"})
+        assert control.resumed(number)
+        assert control.next().fields == {"request": "ahead"}
+        peer.send(Kind.LIMIT, {"request": number, "most": 7 + number})
+        assert wait_until(lambda now=number: control.limit_of(now, 1) == 7 + now, 20)
+        threading.Timer(0.2, peer.send, (Kind.STATS, {})).start()  # it is idle for long before it comes
+        assert control.next().kind is Kind.STATS
+
+
+class LateLock:
+    """One that whoever waits for it gets late, as on a busy machine: after who asks in time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.release = self._lock.release
+
+    def acquire(self, blocking: bool = True) -> bool:
+        while not (found := self._lock.acquire(blocking=False)) and blocking:
+            time.sleep(0.01)
+        return found
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def test_a_word_is_not_lost_between_two_that_read(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Who has read it must not read on before the one that waits for it has it.
+    monkeypatch.setattr("ranks.talk.control._AT_WORK_SECONDS", 0.0)
+    begun = Control.__init__
+
+    def begin(self: Control, sock: socket.socket) -> None:
+        begun(self, sock)
+        self._reading = LateLock()
+
+    monkeypatch.setattr(Control, "__init__", begin)
+    control, peer = joined(recorder)
+    heard: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def work() -> None:
+        while True:
+            number = control.next().fields["request"]
+            time.sleep(0.02)  # at work: the other thread reads
+            if number is None or not control.resumed(number):
+                return
+            heard.put(number)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    for number in range(10):
+        peer.send(Kind.PREDICT, {"request": number})
+        time.sleep(0.05)
+        peer.send(Kind.RESUME, {"request": number})
+        assert heard.get(timeout=20) == number
+    peer.send(Kind.PREDICT, {"request": None})
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_the_end_of_a_launcher_is_noticed_at_work_and_at_rest(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(Control, "_end", lambda self: ended.set())
+    control, peer = joined(recorder)
+    peer.send(Kind.PREDICT, {"request": 1})
+    control.next()
+    peer.stream.close()
+    assert ended.wait(20)
+    ended.clear()
+    control, peer = (
+        Control.connect(recorder.listener.address, recorder.listener.secret, 1, 2, "h"),
+        recorder.next_of("hello"),
+    )
+    for number in range(2):
+        peer.send(Kind.PREDICT, {"request": number})
+        control.next()
+    threading.Timer(0.2, peer.stream.close).start()
+    with pytest.raises((wire.WireError, OSError)):
+        control.next()
+    assert ended.is_set()
 
 
 def connected(recorder: Recorder) -> Stream:
