@@ -122,12 +122,12 @@ class StatefulDecoder:
             for program in (self.first, self.later)
         }
         self.context = said.get("context")
-        self.logits = self._logits()
+        self.logits = self._logits(said.get("vocabulary"))
         self.vocabulary = self._vocabulary(said.get("vocabulary"))
         for program in {id(item): item for item in (self.first, self.later)}.values():
             self._check_inputs(program)
 
-    def _logits(self) -> str:
+    def _logits(self, said: int | None) -> str:
         names = [spec.name for spec in self.first.outputs]
         if self.names.of("logits") in names:
             return self.names.of("logits")
@@ -138,7 +138,15 @@ class StatefulDecoder:
                 f"the model is no language model: expected an output {self.names.of('logits')!r} (batch, "
                 f"tokens, vocabulary), found {', '.join(map(repr, names[:6]))}"
             )
-        return others[0].name
+        [found] = others
+        last = found.shape[-1]
+        if "hidden" in found.name.lower() or (isinstance(last, int) and said is not None and last < said):
+            size = "" if said is None else f" of {said} tokens"
+            raise ConfigError(
+                f"the model gives no logits: its output {found.name!r} (shape {list(found.shape)}) holds no "
+                f"number for each token of the vocabulary{size}; export the model with its head"
+            )
+        return found.name
 
     def _vocabulary(self, said: int | None) -> int:
         shape = next(spec.shape for spec in self.first.outputs if spec.name == self.logits)

@@ -197,6 +197,7 @@ LOGITS = {"logits": (FLOAT, ("b", "s", 9))}
         ({**IDS, "a": (FLOAT, (1, 3))}, {**LOGITS, "b": (INT, (1, 3))}, "the model's input 'a' is none that"),
         ({**IDS, "a": (FLOAT, ("b", "s", 4))}, {**LOGITS, "b": (FLOAT, ("b", "s", 4))}, "the model's input 'a' is"),
         ({**IDS, "pixels": (FLOAT, (1, 3))}, LOGITS, "the model's input 'pixels' is none that generation knows"),
+        (IDS, {"last_hidden_state": (FLOAT, ("b", "s", 9))}, "the model gives no logits: its output 'last_hidden_state'"),
         (IDS, {"logits": (FLOAT, ("b", "s", "v"))}, "nothing says how many tokens there are"),
         ({**IDS, "past.0": (FLOAT, ("b", "h", "p", "d"))}, {**LOGITS, "present.0": (FLOAT, ("b", "h", "q", "d"))}, "past.0 has the"),
         ({**IDS, "past.0": (FLOAT, ("b", 2, "p", 8))}, {**LOGITS, "present.0": (FLOAT, ("b",))}, "the model's input 'past.0' is"),
@@ -205,6 +206,16 @@ LOGITS = {"logits": (FLOAT, ("b", "s", 9))}
 def test_graphs_that_are_no_decoders(inputs: Any, outputs: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         StatefulDecoder(program(inputs, outputs))
+
+
+@pytest.mark.parametrize(("size", "fits"), [(12, True), (9, True), (8, False)])
+def test_an_output_of_another_name_must_have_room_for_the_vocabulary(size: int, fits: bool) -> None:
+    graph = program(IDS, {"output": (FLOAT, ("b", "s", size))})
+    if fits:
+        assert StatefulDecoder(graph, vocabulary=9).logits == "output"
+        return
+    with pytest.raises(ConfigError, match=re.escape("for each token of the vocabulary of 9 tokens")):
+        StatefulDecoder(graph, vocabulary=9)
 
 
 @pytest.mark.parametrize(
