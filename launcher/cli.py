@@ -172,7 +172,7 @@ class _Parser(argparse.ArgumentParser):
         self._given = sys.argv[1:] if args is None else args
         return super().parse_known_args(joined(self, self._given), namespace)
 
-    def print_help(self, file: Any = None) -> None:
+    def print_help(self, file: TextIO | None = None) -> None:
         # argparse passes over an output that is full. What cannot take a line keeps it, and so can be named.
         for line in self.format_help().splitlines():
             print(line, file=file, flush=True)

@@ -397,10 +397,4 @@ if __name__ == "__main__":
     for one in _ENDING:
         if signal.getsignal(one) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(one, _interrupt)
-    try:
-        sys.exit(main())
-    finally:
-        try:
-            sys.stdout.flush()
-        except OSError:  # Python would try once more, and end with a status of its own
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(main())

@@ -41,4 +41,5 @@ case $found in
     exit 2
     ;;
 esac
-exec "$python" "$root/scripts/gpu_check.py" "$@"
+# Unbuffered: what a full disk did not take would be tried once more at the end, with a status of its own.
+exec "$python" -u "$root/scripts/gpu_check.py" "$@"

@@ -21,12 +21,13 @@ from launcher.group.lobby import Lobby
 from launcher.job.ports import BACKLOG, listen_tcp
 from launcher.starters import cause
 from launcher.starters.base import Ended
-from ranks.common import forks
+from ranks.common import forks, processes
 from ranks.common.pulse import Beat
 from ranks.talk import unix, wire
 from ranks.talk.connect import tune_tcp
 from ranks.talk.stacks import SPY_SECONDS
 from ranks.talk.stream import Stream
+from ranks.talk.title import process_name
 from sharding.common.limits import shortage
 
 if TYPE_CHECKING:
@@ -139,6 +140,13 @@ class Peer:
             return
         finally:
             self.sending.release()
+
+    def became(self, job: str) -> str | None:
+        """What its process runs on as, where that is another program; None too on other hosts."""
+        if self.process is None or self.ended() is not None:
+            return None
+        program = processes.became(self.pid, process_name(self.rank, job))
+        return f"its process {self.pid} runs on, as {program}" if program else None
 
     def send(
         self,

@@ -26,18 +26,16 @@ from launcher.starters import cause
 from launcher.starters.base import SOME_RANK, Ended, Handle, Launcher
 from launcher.starters.findings import Findings
 from launcher.starters.reach import words
-from ranks.common import heap, processes
+from ranks.common import heap
 from ranks.common.settings import CONTROL, IDENTITY, JOB
 from ranks.talk import wire
-from ranks.talk.title import process_name, short_name
+from ranks.talk.title import short_name
 
 if TYPE_CHECKING:
     from launcher.common.logs import Logs
     from launcher.job.rank_table import RankTable
     from ranks.talk.reports import Ready
     from sharding.common.arrays import Array
-
-    Tensors = dict[str, Array] | None
 
 SETTLE_SECONDS = 0.05  # what was sent before the first sign of trouble has come by then
 GATHER_SECONDS = 0.45  # a rank's own reason may take this long to come
@@ -93,7 +91,8 @@ class Job:
         )  # fmt: skip
         self.name = short_name(self._listener.secret)
         ours = {JOB.name: self._listener.secret, CONTROL.name: self._listener.address}
-        ours |= {IDENTITY.name: ",".join(launcher.identity)} if launcher.identity else {}
+        if launcher.identity:
+            ours[IDENTITY.name] = ",".join(launcher.identity)
         try:
             shown, files = opened(logs, self, program, environment, table)
             self._handle: Handle = launcher.start(program, world_size, {**environment, **ours}, table)
@@ -223,7 +222,7 @@ class Job:
             # Others may notice first that a rank is gone, or that the network to it is cut.
             most = LAST_WORDS_SECONDS if self._remote else ECHO_SECONDS
             until(lambda: self._certain() or not self._found.only_echoes(), most)
-            self._look_for_another_program()
+            self._found.look_for_another_program(self.name)
             if not self._certain() and self._found.silent():
                 # A rank is gone and only mpirun can tell why; Intel's does so when the others have ended too.
                 reports = self._handle.report_seconds
@@ -245,15 +244,6 @@ class Job:
                 )
             )  # fmt: skip
         self._end()
-
-    def _look_for_another_program(self) -> None:
-        """Where a rank of this host is gone and its process is there."""
-        trouble = self._found.first()
-        peer = None if trouble is None or trouble.told else self._peers.get(trouble.rank)
-        if trouble is None or peer is None or peer.process is None or peer.ended() is not None:
-            return
-        if program := processes.became(peer.pid, process_name(peer.rank, self.name)):
-            trouble.end(Ended(peer.rank, None, f"its process {peer.pid} runs on, as {program}"))
 
     def _certain(self) -> bool:
         return self._closing or self._found.certain(remote=bool(self._remote))
@@ -345,7 +335,12 @@ class Job:
         self.wait_for(lambda: self._all_ended, None, "")
 
     def send(
-        self, rank: int, kind: wire.Kind, fields: Mapping[str, object], tensors: Tensors = None, slot: int = 0
+        self,
+        rank: int,
+        kind: wire.Kind,
+        fields: Mapping[str, object],
+        tensors: dict[str, Array] | None = None,
+        slot: int = 0,
     ) -> None:
         """As `Peer.send`. A rank that is gone is not an error here: its end is the job's failure."""
         with contextlib.suppress(OSError):

@@ -29,6 +29,9 @@ class Seen(Protocol):
     def ended(self) -> Ended | None:
         """How it ended, as far as the kernel of this host says so."""
 
+    def became(self, job: str) -> str | None:
+        """What its process of this host runs on as, where that is another program."""
+
 
 class Findings:
     """What has come so far. Used with the job's lock held.
@@ -57,6 +60,13 @@ class Findings:
     def finished(self) -> bool:
         """Whether all ranks said that they were done."""
         return len(self.done) == self._size
+
+    def look_for_another_program(self, job: str) -> None:
+        """Where a rank of this host is gone and its process is there. ``job``: its short name."""
+        trouble = self.first()
+        seen = None if trouble is None or trouble.told else self._seen.get(trouble.rank)
+        if trouble is not None and seen is not None and (became := seen.became(job)):
+            trouble.end(Ended(trouble.rank, None, became))
 
     def first(self) -> Trouble | None:
         """The first cause, as far as it is known."""

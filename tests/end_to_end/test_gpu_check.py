@@ -292,8 +292,8 @@ if "probe" in sys.argv and {found!r}:
     print({found!r})
 elif "-c" in sys.argv:
     print("python 3.11")
-elif sys.argv[1].endswith("gpu_check.py"):
-    os.execv({python!r}, [{python!r}, "-c", {main!r}, *sys.argv[1:]])
+elif sys.argv[1:2] == ["-u"]:
+    os.execv({python!r}, [{python!r}, "-u", "-c", {main!r}, *sys.argv[2:]])
 else:
     open({pid!r}, "w").write(str(os.getpid()))
     time.sleep(600)
