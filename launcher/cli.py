@@ -10,7 +10,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from launcher.commands import COMMANDS
 from launcher.commands.parsing import Late, joined
