@@ -10,7 +10,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from launcher.commands import COMMANDS
 from launcher.commands.parsing import Late, joined
@@ -29,6 +29,8 @@ from sharding.common.text import did_you_mean, one_line, printable, without_long
 
 if TYPE_CHECKING:
     import logging
+
+    from _typeshed import SupportsWrite
 
 EPILOG = """\
 examples:
@@ -172,10 +174,11 @@ class _Parser(argparse.ArgumentParser):
         self._given = sys.argv[1:] if args is None else args
         return super().parse_known_args(joined(self, self._given), namespace)
 
-    def print_help(self, file: TextIO | None = None) -> None:
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
         # argparse passes over an output that is full. What cannot take a line keeps it, and so can be named.
-        for line in self.format_help().splitlines():
-            print(line, file=file, flush=True)
+        for line in self.format_help().splitlines(keepends=True):
+            (file or sys.stdout).write(line)
+            sys.stdout.flush()
 
     def error(self, message: str) -> NoReturn:
         command = self.prog.partition(" ")[2]
