@@ -26,22 +26,23 @@ from ranks.talk.stream import Stream
 from sharding.common.arrays import Array
 from sharding.common.limits import HOLD_LESS, shortage
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 SCRATCH_PREFIX = "shardrun-"
 _STOP_SECONDS = 4
 _LINGER_SECONDS = 2  # longer than the launcher looks for the first cause
 _MAX_TEXT = 64 << 10
 _AT_WORK_SECONDS = 0.02
-"""Whoever works on a request for longer leaves reading to another thread."""
+"""A main thread that works on one request for longer leaves reading to the listener."""
 
 
 class Control:
     """The connection.
 
-    A thread of its own reads it, so that the launcher's death is noticed even while the main thread is
-    inside a collective: the process then ends at once. From the first `next` on the two take turns: a rank
-    with nothing to do reads by itself, for to be woken by a thread takes longer than a small model's run. So
-    what comes while a request is computed may lie for `_AT_WORK_SECONDS`, and is read at once after that.
+    A thread of its own, the listener, reads it, so that the launcher's death is noticed even while the main
+    thread is inside a collective: the process then ends at once. From the first `next` on the two take turns:
+    a main thread with nothing to do reads by itself, for to be woken takes longer than a small model's run.
+    So what comes while one request is computed may lie for twice `_AT_WORK_SECONDS`; after that it is read
+    at once. In a stream of shorter requests the main thread reads between them.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -105,9 +106,9 @@ class Control:
         self._turns = True
         return self._first(self._requests)
 
-    def _first(self, items: deque[T]) -> T:
-        """The first of these: what was read before, or comes now. Meanwhile nobody else begins to read: what
-        another thread has read would lie here while this one waits to read on."""
+    def _first(self, items: deque[_T]) -> _T:
+        """The first of these: what was read before, or comes now. Meanwhile the listener does not read on:
+        what it had read would lie here while this thread waits for what comes next."""
         self._idle = True
         try:
             if not items:
@@ -188,6 +189,8 @@ class Control:
                 with self._reading:
                     while not self._take(self._stream.receive()) or not self._turns:
                         pass
+                    if not self._idle:  # else each of many messages would wait for a look of its own
+                        self._take_all()
                 self._stand_by()
         except (OSError, wire.WireError) as error:
             self._lose(error)
@@ -195,20 +198,20 @@ class Control:
             self._closed.set()
 
     def _stand_by(self) -> None:
-        """Returns when the other thread has worked on one request for long. It wakes this one only where it
-        was idle for long before."""
+        """Returns when the main thread has worked on one request for long. While that is idle, the listener
+        sleeps until a request has come to it."""
         while True:
             taken = self._taken
             time.sleep(_AT_WORK_SECONDS)
             if self._idle:
                 self._asleep = True
-                if self._idle:  # who takes a request from now on sees that
+                if self._idle:  # from now on the main thread sees that, when it takes a request
                     self._bell.get()
             elif taken == self._taken:
                 return
 
     def _take(self, message: wire.Message) -> bool:
-        """Takes a message; whether it is one that the main thread waits for."""
+        """Takes a message; whether it is one for the main thread."""
         if message.kind is wire.Kind.PING:
             self.send(wire.Kind.PONG, self._alive())
         elif message.kind is wire.Kind.TOLD:
@@ -230,12 +233,12 @@ class Control:
         return False
 
     def _take_all(self) -> None:
-        """Takes what has come."""
+        """Takes what has come whole, and waits for nothing."""
         try:
             while (message := self._stream.receive_ready()) is not None:
                 self._take(message)
-        except wire.UnfinishedError:
-            self._take(self._stream.receive())
+        except wire.UnfinishedError:  # the listener waits for the rest
+            pass
         except (OSError, wire.WireError) as error:
             self._lose(error)
 

@@ -13,7 +13,8 @@ from enum import IntEnum
 from ranks.errors import ShardrunError
 
 MAGIC = b"shrd"
-VERSION = 1
+VERSION = 2
+"""2: a request may be whole on every rank (`ranks.talk.reports.WHOLE`)."""
 PREFIX = struct.Struct("<4sHHIQ")
 MAX_HEADER = 16 << 20
 _ENCODER = json.JSONEncoder(separators=(",", ":"))

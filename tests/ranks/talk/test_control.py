@@ -164,6 +164,49 @@ def test_a_rank_at_work_is_read_for(recorder: Recorder) -> None:
         assert control.next().kind is Kind.STATS
 
 
+def test_much_that_comes_at_work_is_read_in_one_look(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ranks.talk.control._AT_WORK_SECONDS", 1.0)
+    control, peer = joined(recorder)
+    peer.send(Kind.PREDICT, {"request": 1})
+    control.next()  # and it is at work from now on
+    for number in range(100):
+        peer.send(Kind.STATS, {"request": number})
+    beats = peer.beats
+
+    def answered() -> bool:
+        peer.ping()  # unless so much lies there that it would have to wait
+        return peer.beats > beats
+
+    assert wait_until(answered, 20)
+    assert [control.next().fields["request"] for _ in range(100)] == list(range(100))
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_half_a_message_keeps_no_run_waiting(
+    end: bool, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run asks for its limit at each step; the rest may come late, or the launcher's end instead."""
+    monkeypatch.setattr("ranks.talk.control._AT_WORK_SECONDS", 0.5)
+    lost = threading.Event()
+    monkeypatch.setattr(Control, "_end", lambda self: lost.set())
+    control, peer = joined(recorder)
+    peer.send(Kind.PREDICT, {"request": 1})
+    control.next()
+    frame = b"".join(wire.encode(Message(Kind.PREDICT, {"request": 2}, {"x": np.arange(3)}))[0])
+    peer.stream.socket.sendall(frame[:30])
+    found: queue.SimpleQueue[int] = queue.SimpleQueue()
+    threading.Thread(target=lambda: found.put(control.limit_of(1, 5)), daemon=True).start()
+    assert found.get(timeout=20) == 5
+    if end:
+        peer.stream.socket.shutdown(socket.SHUT_WR)
+        assert lost.wait(20)
+    else:
+        peer.stream.socket.sendall(frame[30:])
+        assert control.next().tensors["x"].tolist() == [0, 1, 2]
+
+
 class LateLock:
     """One that whoever waits for it gets late, as on a busy machine: after who asks in time."""
 
