@@ -10,6 +10,7 @@ from http import HTTPStatus
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
 from launcher.generation.streams import EngineFullError
 from launcher.group.requests import PredictError
+from sharding.common.text import shortened
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ class RefusalError(ShardrunError):
     """A request that is not answered. ``kind``: OpenAI's type of the error."""
 
     def __init__(self, status: HTTPStatus, message: str, *, retry: float | None = None) -> None:
-        super().__init__(message[:_MOST_TOLD])
+        super().__init__(shortened(message, _MOST_TOLD))
         self.status, self.retry = status, retry
 
     @property

@@ -108,13 +108,17 @@ class _OfScripts:
         from importlib.util import find_spec
 
         sys.meta_path.remove(self)
-        spec = find_spec(name)
+        try:
+            spec = find_spec(name)
+        finally:  # whoever looks whether there is one may import it later
+            sys.meta_path.insert(0, self)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def begin(module: ModuleType) -> None:
                 execute(module)
                 if name == "mpi4py":  # which has put a finder of its own before all others
+                    sys.meta_path.remove(self)
                     sys.meta_path.insert(0, self)
                 elif module.Is_initialized():
                     remove_shared(MPICH_FILE)

@@ -88,8 +88,11 @@ class Asked:
         have to wait for each other. None of any other."""
         if ranks == 1 or self.kind is not wire.Kind.PREDICT or self.size * ranks > MOST_TO_ALL:
             return None
+        texts = (text for array in self.tensors.values() if array.dtype == object for text in array.flat)
+        if ranks * sum(map(len, texts)) > MOST_TO_ALL:  # an array has but their places
+            return None
         frame = b"".join(wire.encode(wire.Message(self.kind, {**fields, WHOLE: True}, self.tensors))[0])
-        return frame if len(frame) * ranks <= MOST_TO_ALL else None  # texts are longer than their arrays
+        return frame if len(frame) * ranks <= MOST_TO_ALL else None
 
     def keep(self) -> None:
         """Makes the tensors copies of its own: whoever gave them may change them from now on."""
