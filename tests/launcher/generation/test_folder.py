@@ -208,7 +208,7 @@ def test_graphs_that_are_no_decoders(inputs: Any, outputs: Any, message: str) ->
         StatefulDecoder(program(inputs, outputs))
 
 
-@pytest.mark.parametrize(("size", "fits"), [(12, True), (9, True), (8, False)])
+@pytest.mark.parametrize(("size", "fits"), [(12, True), (9, True), (8, True), (4, False)])
 def test_an_output_of_another_name_must_have_room_for_the_vocabulary(size: int, fits: bool) -> None:
     graph = program(IDS, {"output": (FLOAT, ("b", "s", size))})
     if fits:
