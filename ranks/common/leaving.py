@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
-from ranks.common import sources
-
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
@@ -129,5 +127,7 @@ class _OfScripts:
 
 def clear_after_scripts() -> None:
     """Has a script that begins MPI leave no file of MPICH, however it ends."""
+    from ranks.common import sources
+
     if sources.PMI_RANK in os.environ and "mpi4py" not in sys.modules:
         sys.meta_path.insert(0, _OfScripts())

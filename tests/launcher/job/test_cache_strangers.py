@@ -51,6 +51,12 @@ def put(root: Path, names: tuple[str, ...] = THEIRS) -> dict[Path, bytes]:
     return content
 
 
+def unread(path: Path) -> tuple[int, ...]:
+    """What is known of a file or folder, but for when it was read."""
+    found = path.stat()
+    return found.st_mode, found.st_uid, found.st_nlink, found.st_mtime_ns, found.st_ctime_ns
+
+
 def check(theirs: dict[Path, bytes]) -> None:
     assert {path: path.read_bytes() for path in theirs if path.exists()} == theirs
 
@@ -304,7 +310,7 @@ def test_as_another_user(open_folder: Path) -> None:
     os.chown(root, OTHER, OTHER)
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
-    before = folder.stat(), (root / "slices").stat()
+    before = unread(folder), unread(root / "slices")
     # The code may lie where root alone can read it: all of it is imported by a first slicing, as root.
     program = (
         "import os, sys, launcher.job.cache\n"
@@ -324,4 +330,4 @@ def test_as_another_user(open_folder: Path) -> None:
         check=False,
     )
     assert f"{root / 'slices'} cannot be used: it belongs to another user (0)" in done.stdout, done.stderr
-    assert (folder.stat(), (root / "slices").stat()) == before
+    assert (unread(folder), unread(root / "slices")) == before
