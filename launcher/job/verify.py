@@ -222,7 +222,7 @@ def _answers(
     import onnxruntime
 
     from ranks.devices.providers import CPU
-    from ranks.sessions.session import CHANGING, EXACT
+    from ranks.sessions.session import CHANGING
     from sharding.common import limits
     from sharding.onnx_files.external import target_of
 
@@ -231,8 +231,6 @@ def _answers(
     options.intra_op_num_threads = limits.cores() if threads is None else threads
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    for name, value in EXACT.items():
-        options.add_session_config_entry(name, value)
     session = onnxruntime.InferenceSession(
         str(target_of(file)),
         options,

@@ -26,10 +26,6 @@ CHANGING = ("Pad_Fusion",)
 """Optimizers of ONNX Runtime that change what a model answers. Pad_Fusion makes zeros before a MaxPool its
 own padding, which is minus infinity: where all else in a window is negative, another number is the largest.
 """
-EXACT: Mapping[str, str] = {"session.qdq_matmulnbits_accuracy_level": "1"}
-"""Options without which ONNX Runtime changes what a model answers. A product with weights of few bits behind
-a DequantizeLinear becomes one operator, which by default rounds what it reads to 8 bits (5e-3 of the largest
-value); whether it becomes one depends on what reads the product, so on where a rank's model is cut."""
 # On the CPU, SkipLayerNormalization is slower than the Adds and LayerNormalization that it replaces: its
 # loops are scalar (8 % of BERT-base at sequence 128).
 CPU_DISABLED = ("SkipLayerNormFusion",)
@@ -211,7 +207,7 @@ def options_for(config: SessionConfig) -> ort.SessionOptions:
                 options.add_session_config_entry(key, value)
         # Each session has its own threads; those of the last one must not spin while the next one works.
         options.add_session_config_entry("session.force_spinning_stop", "1")
-    for key, value in {**EXACT, **config.entries}.items():
+    for key, value in config.entries.items():
         options.add_session_config_entry(key, value)
     return options
 

@@ -35,8 +35,7 @@ def key_of(model: bytes | Path, config: SessionConfig) -> str:
 
     Raises `ModelError` where the model cannot be read.
     """
-    entries = {**session.EXACT, **config.entries}
-    entries = {key: value for key, value in entries.items() if key not in _NEUTRAL}
+    entries = {key: value for key, value in config.entries.items() if key not in _NEUTRAL}
     parts = {
         "format": FORMAT,
         "graph": _GRAPHS.get(config.providers[0]),

@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
 
@@ -140,28 +139,6 @@ def test_zeros_before_a_max_pool_stay_zeros(
     for _ in range(2):  # made, then opened
         (found,) = executor.load(path).run(feeds)
         np.testing.assert_allclose(found, right, atol=1e-5)
-
-
-@pytest.mark.parametrize("prepared", [False, True])
-def test_what_meets_weights_of_few_bits_is_not_rounded(
-    tmp_path: Path, prepared: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """ONNX Runtime makes one operator of DequantizeLinear and MatMul, which by default rounds to 8 bits."""
-    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[n, 32] x) => (float[n, 64] y) {
-      d = DequantizeLinear<axis = 0, block_size = 16>(w, scales) y = MatMul(x, d)
-    }"""
-    model = graphs.model(text, {"scales": np.abs(graphs.array(2, 64))})
-    numbers = np.random.default_rng(0).integers(-8, 8, 32 * 64)
-    model.graph.initializer.append(onnx.helper.make_tensor("w", onnx.TensorProto.INT4, [32, 64], numbers))
-    path = tmp_path / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    feeds = {"x": graphs.array(5, 32)}
-    (right,) = graphs.session(path, optimized=False).run(None, feeds)
-    monkeypatch.setenv("SHARDRUN_WEIGHTS", "on" if prepared else "off")
-    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
-    for _ in range(2):  # made, then opened
-        (found,) = executor.load(path).run(feeds)
-        np.testing.assert_allclose(found, right, atol=1e-5 * np.abs(right).max())
 
 
 def test_reasons_do_not_name_places_in_a_source() -> None:
