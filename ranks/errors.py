@@ -40,11 +40,15 @@ class CollectiveTimeoutError(CollectiveError):
 
 
 class PeerLostError(CollectiveError):
-    """A peer ended while this rank waited for it. Never the first cause: the peer's own error is."""
+    """A peer ended while this rank waited for it. Never the first cause: the peer's own error is.
 
-    def __init__(self, message: str, peer: int | None = None) -> None:
+    ``silent``: nothing came from the peer's host any more, so that nobody here will hear how it ended.
+    """
+
+    def __init__(self, message: str, peer: int | None = None, *, silent: bool = False) -> None:
         super().__init__(message)
         self.peer = peer
+        self.silent = silent
 
 
 class QueueFullError(ShardrunError):
