@@ -313,9 +313,7 @@ def launcher_error(
     if far and not started and (unreached := words.unreached(tail, far)) is not None:
         message = words.sentence(name, [unreached[0]] if unreached[0] else far, unreached[1])
     elif far and not started and (lacks := words.lacking(tail)):
-        message = (
-            f"{name} starts on {_listed(far)} what is not there ({lacks}): {words.INSTALL}."
-        )
+        message = f"{name} starts on {_listed(far)} what is not there ({lacks}): {words.INSTALL}."
     elif far and not started and (daemon := words.daemon_ended(tail, far)) is not None:
         message = words.daemon_sentence(name, *daemon)
     elif far and not started:

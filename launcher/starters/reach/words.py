@@ -31,7 +31,7 @@ _LACKS = re.compile(
 _DAEMON = re.compile(r"Daemon exit status: +(?P<code>\d+)\b")
 _SSH_FAILED, _NOT_FOUND = 255, 127
 _SAID_ALREADY = 213
-"""With which Open MPI's daemon ends where it has said why, which nobody gets to read: it has not connected."""
+"""With which Open MPI's daemon ends where it has said why, but to nobody: it has not connected."""
 INSTALL = "install the same at the same place on all hosts"
 _SHOWN = 8
 _KINDS = ("connect", "resolve", "banner", "timeout", "server", "exchange", "closed", "key", "denied")

@@ -133,7 +133,10 @@ def ended_with(code: int) -> list[str]:
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        (213, r"ended with exit code 213, as where its folder for temporary files .* is full .*tmpdir_base FO"),
+        (
+            213,
+            r"ended with exit code 213, as where its folder for temporary files .* is full .*tmpdir_base FO",
+        ),
         (1, r"ended with exit code 1: see that its MPI works there, and install the same"),
     ],
 )

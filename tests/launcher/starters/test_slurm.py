@@ -11,12 +11,11 @@ import pytest
 from launcher.errors import ConfigError, LaunchError
 from launcher.job.places.placement import Placement
 from launcher.job.rank_table import make_rank_table
-from launcher.starters import base, mpirun, slurm
+from launcher.starters import base, cause, mpirun, slurm
 from launcher.starters.base import Ended
-from launcher.starters.known.slurm import STARTER
-from launcher.starters import cause
 from launcher.starters.cause import Trouble
 from launcher.starters.findings import Findings
+from launcher.starters.known.slurm import STARTER
 from launcher.starters.slurm import SlurmHandle, SlurmLauncher
 from tests.launcher.cli_tools import save_mlp, shardrun
 from tests.launcher.starters.test_mpirun import use_path, write_program
