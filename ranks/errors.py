@@ -3,6 +3,7 @@
 from sharding.errors import ModelError, OptionError, OutputError, ShardError, ShardrunError, SliceError
 
 __all__ = [
+    "SILENT",
     "CollectiveError",
     "CollectiveTimeoutError",
     "DeviceError",
@@ -17,6 +18,9 @@ __all__ = [
     "WeightsError",
     "is_usage",
 ]
+
+SILENT = "nothing comes from its host any more, which is down, or the network to it is cut"
+"""Why a rank is gone whose host does not answer."""
 
 
 class SettingError(ShardrunError):

@@ -41,7 +41,6 @@ _PASSED_ON = {
 ENDED_BY_OTHERS = (-signal.SIGTERM, -signal.SIGKILL)
 """As exit codes: how a launching program ends ranks."""
 ITSELF = "it says so itself"
-SILENT = "nothing comes from its host any more, which is down, or the network to it is cut"
 _SHOWN = 8
 _OWN_FAILURE, _OWN_WORDS = 255, re.compile(r"BAD TERMINATION|^\[mpiexec@")
 """With which MPICH's mpirun ends where one of its own processes did, or was killed with a rank; and what it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
+from ranks.errors import SILENT, CollectiveError, CollectiveTimeoutError, PeerLostError
 
 _LOST = (
     "onnection closed",
@@ -34,8 +34,7 @@ def translate(error: Exception, what: str, rank: int, timeout: float, peer: int 
         reason = _GUESS.sub("", _PLACE.sub("", told.splitlines()[0]))[:200]
     if any(words in reason for words in _SILENT):
         return PeerLostError(
-            f"{who} is gone: nothing comes from its host any more, which is down, or the network to it is "
-            f"cut. Rank {rank} waited in {what} ({reason}).",
+            f"{who} is gone: {SILENT}. Rank {rank} waited in {what} ({reason}).",
             peer,
             silent=True,
         )
