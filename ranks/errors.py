@@ -3,6 +3,7 @@
 from sharding.errors import ModelError, OptionError, OutputError, ShardError, ShardrunError, SliceError
 
 __all__ = [
+    "SILENT",
     "CollectiveError",
     "CollectiveTimeoutError",
     "DeviceError",
@@ -17,6 +18,9 @@ __all__ = [
     "WeightsError",
     "is_usage",
 ]
+
+SILENT = "nothing comes from its host any more, which is down, or the network to it is cut"
+"""Why a rank is gone whose host does not answer."""
 
 
 class SettingError(ShardrunError):
@@ -40,11 +44,15 @@ class CollectiveTimeoutError(CollectiveError):
 
 
 class PeerLostError(CollectiveError):
-    """A peer ended while this rank waited for it. Never the first cause: the peer's own error is."""
+    """A peer ended while this rank waited for it. Never the first cause: the peer's own error is.
 
-    def __init__(self, message: str, peer: int | None = None) -> None:
+    ``silent``: nothing came from the peer's host any more, so that nobody here will hear how it ended.
+    """
+
+    def __init__(self, message: str, peer: int | None = None, *, silent: bool = False) -> None:
         super().__init__(message)
         self.peer = peer
+        self.silent = silent
 
 
 class QueueFullError(ShardrunError):

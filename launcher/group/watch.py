@@ -28,6 +28,7 @@ from launcher.starters.findings import Findings
 from launcher.starters.reach import words
 from ranks.common import heap
 from ranks.common.settings import CONTROL, IDENTITY, JOB
+from ranks.errors import SILENT
 from ranks.talk import wire
 from ranks.talk.title import short_name
 
@@ -154,7 +155,7 @@ class Job:
             if peer.rank not in self._found.done and not self._hung_up:
                 trouble = self._trouble(peer.rank)
                 if peer.cut:
-                    trouble.end(Ended(peer.rank, None, cause.SILENT))
+                    trouble.end(Ended(peer.rank, None, SILENT))
                     self._handle.lose(peer.rank)
             self.changed.notify_all()
 

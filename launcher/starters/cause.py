@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import signal
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -40,7 +41,6 @@ _PASSED_ON = {
 ENDED_BY_OTHERS = (-signal.SIGTERM, -signal.SIGKILL)
 """As exit codes: how a launching program ends ranks."""
 ITSELF = "it says so itself"
-SILENT = "nothing comes from its host any more, which is down, or the network to it is cut"
 _SHOWN = 8
 _OWN_FAILURE, _OWN_WORDS = 255, re.compile(r"BAD TERMINATION|^\[mpiexec@")
 """With which MPICH's mpirun ends where one of its own processes did, or was killed with a rank; and what it
@@ -85,6 +85,7 @@ class Trouble:
             known is None
             or (known.code is None and ended.code is not None)
             or (known.heard and not ended.heard and ended.code is not None)
+            or (known.heard and ended.heard and bool(ended.why))
         ):
             self.ended = ended
 
@@ -191,10 +192,10 @@ def ended_by_mpi(rank: int, other: int) -> Ended:
 
 
 def error_of(
-    trouble: Trouble, tail: Sequence[str], trace: bool = False, *, more: str = ""
+    trouble: Trouble, tail: Sequence[str], trace: bool = False, *, more: str = "", begun: bool = True
 ) -> RankFailedError:
     """The error to raise for a rank's trouble; ``tail`` is the end of its standard error, ``more`` what else
-    is known.
+    is known, ``begun`` whether the rank has been heard of.
 
     With ``trace``, an exception that is not one of ours brings its traceback: it is the user's own program's.
     """
@@ -234,6 +235,8 @@ def error_of(
         sentence = f"{where} is gone: {trouble.ended.why}"
     elif code is None:
         hint = "Look at its host, and at the network between it and this one."
+    elif not begun and not tail:
+        hint = f"It said nothing: see that {sys.executable} can be started there, and {words.INSTALL}."
     message = f"{sentence}. {hint}".rstrip() if hint else f"{sentence}."
     if tail:
         message += "\nIts last lines:\n" + "\n".join(f"  {line}" for line in tail)
@@ -309,10 +312,9 @@ def launcher_error(
     if far and not started and (unreached := words.unreached(tail, far)) is not None:
         message = words.sentence(name, [unreached[0]] if unreached[0] else far, unreached[1])
     elif far and not started and (lacks := words.lacking(tail)):
-        message = (
-            f"{name} starts on {_listed(far)} what is not there ({lacks}): install the same at the same "
-            "place on all hosts."
-        )
+        message = f"{name} starts on {_listed(far)} what is not there ({lacks}): {words.INSTALL}."
+    elif far and not started and (daemon := words.daemon_ended(tail, far)) is not None:
+        message = words.daemon_sentence(name, *daemon)
     elif far and not started:
         failed = [host for host in far if any(host in line.split() for line in tail)] or list(far)
         message += (

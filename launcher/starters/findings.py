@@ -161,6 +161,8 @@ class Findings:
         # say that it was another one than what is heard.
         ended = trouble.ended
         known = ended is not None and ended.code is not None and not trouble.heard_killed
+        if known and ended is not None and ended.heard and not self._begun(trouble):
+            return False  # what started it may still say that it could not
         return trouble.error is not None or known
 
     def only_echoes(self) -> bool:
@@ -197,7 +199,11 @@ class Findings:
             return cause.launcher_error(
                 name, code, said, started, lost, far=far, short=short, heard=self.said
             )
-        return cause.error_of(trouble, self._tail(trouble.rank), trace, more=more)
+        begun = self._begun(trouble)
+        return cause.error_of(trouble, self._tail(trouble.rank), trace, more=more, begun=begun)
+
+    def _begun(self, trouble: Trouble) -> bool:
+        return trouble.rank in self._seen
 
     def _gave_up(self, rank: int) -> bool:
         return self.said is not None and self.said.gave_up(rank)

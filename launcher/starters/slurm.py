@@ -25,6 +25,7 @@ from launcher.starters import cause, marks, mpirun
 from launcher.starters import environment as environments
 from launcher.starters.base import Ended, Launcher
 from launcher.starters.program import ProgramHandle, listing
+from launcher.starters.reach import words
 from ranks.common import sources
 from ranks.common.settings import CHOSEN
 from ranks.talk.unix import readable
@@ -43,6 +44,7 @@ NOTICE_SECONDS = 10.0
 _HOLD = 'env -0 && printf "\\0\\0" && exec cat'
 """What salloc runs: it says its environment, and keeps the allocation until our end of its input closes."""
 _ENDED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<ranks>[\d,-]+): (?P<how>.+)")
+_MISSING = re.compile(r" *(?P<rank>\d+): slurmstepd-\S+: error: execve\(\): (?P<what>.+): (?P<why>[^:]+)$")
 _CODE = re.compile(r"Exited with exit code (\d+)")
 
 
@@ -217,6 +219,9 @@ def _program(name: str) -> str:
 class SlurmHandle(ProgramHandle):
     """A running srun."""
 
+    _missing: frozenset[int] = frozenset()
+    """The ranks whose program could not be started: their exit code is the number of that error."""
+
     def __init__(
         self,
         command: Sequence[str],
@@ -235,11 +240,16 @@ class SlurmHandle(ProgramHandle):
 
     def heard(self, line: str) -> list[Ended]:
         """Finds in srun's own words which ranks ended first and how; see `Handle.heard`."""
+        if (lacks := _MISSING.match(line.rstrip())) is not None:
+            rank = int(lacks["rank"])
+            self._missing |= {rank}
+            return [Ended(rank, None, words.not_started(lacks["what"], lacks["why"]), heard=True)]
         found = _ENDED.search(line)
         code = None if found is None else _code(found["how"])
         if found is None or code is None:
             return []
-        return [Ended(rank, code, heard=True) for rank in parse_ranges(found["ranks"]) or ()]
+        ended = parse_ranges(found["ranks"]) or ()
+        return [Ended(rank, code, heard=True) for rank in ended if rank not in self._missing]
 
     def close(self) -> None:
         """Ends what ranks have left running, which Slurm does not where it knows processes by their parents

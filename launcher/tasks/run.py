@@ -179,7 +179,7 @@ def leave_now(error: BaseException, identity: Identity) -> None:
     from ranks.errors import PeerLostError
     from ranks.talk import orphan
 
-    if isinstance(error, PeerLostError):
+    if isinstance(error, PeerLostError) and not error.silent:
         try:
             orphan.let_others_tell(ABSENCE.first_stays)
         except KeyboardInterrupt:  # that one's end has been seen, or a person waits no longer

@@ -112,9 +112,9 @@ def expand(text: str) -> Iterator[str]:
 
 def _counts(text: str, name: str) -> list[int]:
     counts = expand_counts(text, MAX_RANKS)
-    if counts is None:
+    if counts is None or 0 in counts:
         raise ConfigError(
-            f"{name} must be numbers such as 2(x3),1, of at most {MAX_RANKS} nodes, but is "
+            f"{name} must be numbers above 0 such as 2(x3),1, of at most {MAX_RANKS} nodes, but is "
             f"{shortened(text, 80)!r}: give the hosts with --hosts"
         )
     return counts

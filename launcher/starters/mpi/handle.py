@@ -13,6 +13,7 @@ from launcher.starters import marks
 from launcher.starters.base import SOME_RANK, Ended
 from launcher.starters.loopback import family, move_to_loopback
 from launcher.starters.program import ProgramHandle, end_left
+from launcher.starters.reach import words
 from launcher.starters.reach.ways import Ways
 from ranks.common.leaving import MPICH_FILE, shared_files
 from ranks.talk.connect import EXIT_ORPHANED
@@ -99,7 +100,7 @@ class MpirunHandle(ProgramHandle):
     def heard(self, line: str) -> Sequence[Ended]:
         """Finds in mpirun's own words which rank ended first and how; see `Handle.heard`."""
         if found := _MISSING.match(line):
-            return [Ended(int(found[1]), None, f"{found[2]} cannot be started there ({found[3]})")]
+            return [Ended(int(found[1]), None, words.not_started(found[2], found[3]))]
         if self._reported:
             return ()
         self._said = (self._said + line)[-4000:]

@@ -1,4 +1,4 @@
-"""What ssh says of a host that it does not reach, among all that a launching program prints."""
+"""What is said of a host on which no rank can be started, among all that a launching program prints."""
 
 from __future__ import annotations
 
@@ -24,9 +24,15 @@ _FAILED = re.compile(r"Daemon exit status: +255\b|\(pid \d+, exit code 65280\)|L
 """That what should have begun a daemon ended with 255, as ssh does where it fails itself; MPICH does not say
 with what."""
 _LACKS = re.compile(
-    r"^\w+: (?:line \d+: )?(?P<what>[^:]+: (?:No such file or directory|(?:command )?not found))\s*$"
+    r"^(?:\w+|(?:\d+: )?slurmstepd-\S+: error: execve\(\)): (?:line \d+: )?"
+    r"(?P<what>[^:]+: (?:No such file or directory|(?:command )?not found))\s*$"
 )
-"""What a shell says there."""
+"""What a shell says there, or Slurm."""
+_DAEMON = re.compile(r"Daemon exit status: +(?P<code>\d+)\b")
+_SSH_FAILED, _NOT_FOUND = 255, 127
+_SAID_ALREADY = 213
+"""With which Open MPI's daemon ends where it has said why, but to nobody: it has not connected."""
+INSTALL = "install the same at the same place on all hosts"
 _SHOWN = 8
 _KINDS = ("connect", "resolve", "banner", "timeout", "server", "exchange", "closed", "key", "denied")
 _NAMES = "abcdef"
@@ -53,6 +59,32 @@ def unreached(tail: Sequence[str], far: Sequence[str]) -> tuple[str, str] | None
 def lacking(tail: Sequence[str]) -> str:
     """The program that a shell of another host does not find, and how it says so; "" for none."""
     return next((found["what"] for line in tail if (found := _LACKS.match(line.strip()))), "")
+
+
+def not_started(what: str, why: str) -> str:
+    """Why a rank is gone whose program cannot be started on its host."""
+    return f"{what} cannot be started there ({why}): {INSTALL}"
+
+
+def daemon_ended(tail: Sequence[str], far: Sequence[str]) -> tuple[str, int] | None:
+    """The host of ``far`` on which Open MPI's daemon was started and ended at once, and its exit code."""
+    said = "\n".join(tail)
+    found, where = _DAEMON.search(said), _HOSTS[0].search(said)
+    code = int(found["code"]) if found is not None else 0
+    if where is None or where["host"] not in far or code in {0, _SSH_FAILED, _NOT_FOUND}:
+        return None
+    return where["host"], code
+
+
+def daemon_sentence(name: str, host: str, code: int) -> str:
+    """That Open MPI's daemon ended on a host that ssh does reach."""
+    what = f"{name} starts no ranks on host {host}: its daemon there ended with exit code {code}"
+    if code != _SAID_ALREADY:
+        return f"{what}: see that its MPI works there, and {INSTALL}."
+    return (
+        f"{what}, as where its folder for temporary files (TMPDIR, else /tmp) is full or cannot be written: "
+        "make room there, or name another folder with --mpi-args '--prtemca prte_remote_tmpdir_base FOLDER'."
+    )
 
 
 def sentence(name: str, hosts: Sequence[str], said: str = "") -> str:

@@ -20,6 +20,7 @@ from launcher.common.report import human_bytes, progress
 from launcher.errors import LaunchError
 from launcher.starters import cause
 from launcher.starters.base import Launcher
+from launcher.starters.reach import words
 from launcher.starters.staging.channel import Channel
 from launcher.starters.staging.copies import Copy, in_words
 from sharding.common.text import one_line
@@ -193,6 +194,11 @@ class _Sender:
         said = "\n".join([f"{self._launcher.name} said:", *lines]) if lines else ""
         ended = "the connection was lost" if code is None else f"{self._launcher.name} {cause.how(code)}"
         how = f"host {self.copy.host} cannot be reached to copy files there: {ended}."
+        if lacks := words.lacking(channel.printed):
+            how = (
+                f"files cannot be copied to host {self.copy.host}, which lacks what is to take them there "
+                f"({lacks}): {words.INSTALL}."
+            )
         if self._began:
             how = f"host {self.copy.host} is gone: {ended} while files were copied there ({self._how_far()})."
         return LaunchError("\n".join(filter(None, [how, said])))

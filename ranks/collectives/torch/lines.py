@@ -8,6 +8,8 @@ import socket
 from ranks.talk.connect import tune_tcp
 
 _CONNECT = 5.0  # seconds
+_ASK = 1.0
+"""Seconds, where a rank is lost: one whose host does not answer has been waited for already."""
 
 
 def is_open(line: socket.socket) -> bool:
@@ -29,20 +31,21 @@ def place_of(store: object) -> tuple[str, int] | None:
 
 
 def is_there(store: object) -> bool:
-    """Whether a store can be asked: of one whose process is gone torch would print its C++ frames."""
-    line = line_to(store)
+    """Whether a store can be asked: of one whose process is gone torch would print its C++ frames, and one
+    whose host is gone would be waited for a second time."""
+    line = line_to(store, _ASK)
     if line is not None:
         line.close()
     return line is not None or place_of(store) is None
 
 
-def line_to(store: object) -> socket.socket | None:
+def line_to(store: object, seconds: float = _CONNECT) -> socket.socket | None:
     """A connection to the process that serves a store, over which nothing is said: it ends with that,
-    and some seconds after its host."""
+    and some seconds after its host. None where none is made within so many ``seconds``."""
     if (place := place_of(store)) is None:
         return None
     try:
-        line = socket.create_connection(place, timeout=_CONNECT)
+        line = socket.create_connection(place, timeout=seconds)
         tune_tcp(line)
     except OSError:
         return None

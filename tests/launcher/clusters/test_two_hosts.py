@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -272,6 +273,43 @@ def test_a_host_that_ssh_does_not_know(cluster: Cluster) -> None:
     assert done.returncode == 1
     assert f"host {SECOND} cannot be reached over ssh (Host key verification failed), so" in done.stderr
     assert "Host key verification failed." in done.stderr
+
+
+@contextlib.contextmanager
+def without(cluster: Cluster, host: str, folder: Path) -> Iterator[None]:
+    """On this host a folder is another one, empty and full, as long as the context lasts."""
+    full = ["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=1", "tmpfs", folder]
+    subprocess.run(cluster.hosts.command(host, full), check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(cluster.hosts.command(host, ["umount", "--lazy", folder]), check=True)
+
+
+def test_a_python_that_is_missing_on_a_node(slurm: Cluster) -> None:
+    """Slurm says it in words of its own, before or after the exit code, and at times not at all."""
+    with without(slurm, SECOND, Path(sys.executable).parent):
+        done = slurm.run("run", slurm.slices, "--launcher", "slurm", before=IN_TWO_NODES)
+        staged = slurm.run("run", slurm.slices, "--launcher", "slurm", "--stage", before=IN_TWO_NODES)
+    first, install = done.stderr.partition("\n")[0], "install the same at the same place on all hosts."
+    assert done.returncode == staged.returncode == 1
+    assert first.startswith(f"shardrun: error: rank 1 on host {SECOND} ") and first.endswith(install)
+    assert f"{sys.executable} can" in first, first
+    assert staged.stderr.startswith(f"shardrun: error: files cannot be copied to host {SECOND}, which lacks")
+
+
+def test_no_room_for_a_daemon(cluster: Cluster) -> None:
+    """Open MPI's keeps files there, and nobody gets to read what it says. The folder named instead does."""
+    other = cluster.folder / "other"
+    other.mkdir()
+    named = ("--mpi-args", f"--prtemca prte_remote_tmpdir_base {other}")
+    with without(cluster, SECOND, cluster.hosts.folder / f"tmp-{SECOND}"):
+        done = cluster.run("run", cluster.slices, *TWO, "--launcher", "mpirun")
+        better = cluster.run("run", cluster.slices, *TWO, "--launcher", "mpirun", *named)
+    start = f"shardrun: error: mpirun starts no ranks on host {SECOND}: its daemon there ended with exit code"
+    assert done.returncode == 1 and done.stderr.startswith(start), done.stderr
+    assert "is full or cannot be written" in done.stderr.partition("\n")[0]
+    assert better.returncode == 0, better.stderr
 
 
 BY_WAY = """

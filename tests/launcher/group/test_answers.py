@@ -18,6 +18,7 @@ from launcher.starters import cause
 from launcher.starters.base import Ended
 from launcher.starters.cause import Trouble
 from launcher.starters.noise import Noise
+from ranks.errors import SILENT
 from ranks.run.rank_model import Stats
 from ranks.talk.reports import WHOLE
 from ranks.talk.wire import Kind, Message, read_frame
@@ -130,7 +131,7 @@ def test_an_echo_of_a_rank_that_is_not_heard_yet() -> None:
     assert cause.echoes({0: echo}, (), 4) and cause.echoes({2: vague, 0: echo}, {3}, 4)
     assert cause.echoes({2: vague}, (), 4) and not cause.echoes({2: vague}, {0, 1, 3}, 4)
     assert not cause.echoes({0: echo}, {1}, 4) and not cause.echoes({}, (), 4)
-    assert not cause.echoes({0: echo, 1: Trouble(1, "h", ended=Ended(1, None, cause.SILENT))}, (), 4)
+    assert not cause.echoes({0: echo, 1: Trouble(1, "h", ended=Ended(1, None, SILENT))}, (), 4)
     assert not cause.echoes({0: echo, 3: Trouble(3, "h", error={"message": "no memory"})}, (), 4)
     by_mpi = {3: Trouble(3, "h", ended=Ended(3, 14))}
     assert cause.echoes(by_mpi, (), 4, lambda rank: rank == 3) and not cause.echoes(by_mpi, (), 4)

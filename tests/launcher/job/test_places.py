@@ -149,7 +149,13 @@ def test_contradicting_slurm() -> None:
 @pytest.mark.parametrize(
     ("variable", "text", "message"),
     [
-        ("SLURM_TASKS_PER_NODE", "2(x", "must be numbers such as"),
+        ("SLURM_TASKS_PER_NODE", "2(x", "must be numbers above 0 such as"),
+        (
+            "SLURM_TASKS_PER_NODE",
+            "0(x2)",
+            "must be numbers above 0 .* but is '0\\(x2\\)': give the hosts with",
+        ),
+        ("SLURM_TASKS_PER_NODE", "2,1,0", "must be numbers above 0"),
         ("SLURM_TASKS_PER_NODE", "1(x4096)," * 9000 + "1", "of at most 4096 nodes"),
         ("LSB_MCPU_HOSTS", f"a {'9' * 5000}", "each with a number after it"),
         ("LSB_MCPU_HOSTS", "a 0", "each with a number after it"),

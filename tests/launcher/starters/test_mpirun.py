@@ -25,6 +25,7 @@ from launcher.starters.base import SOME_RANK, Ended
 from launcher.starters.local import LocalLauncher
 from launcher.starters.mpi.handle import MpirunHandle
 from launcher.starters.mpirun import MpirunLauncher
+from launcher.starters.reach import words
 from sharding import slice_model
 from sharding.common.rank_table import make_rank_table, parse_rank_table
 from tests.elsewhere import need_route, not_ours
@@ -473,7 +474,8 @@ def test_a_program_that_a_host_lacks_is_named(flavour: str) -> None:
     )
     handle = MpirunHandle(["true"], dict(os.environ), flavour, None)  # type: ignore[arg-type]
     assert handle.attribute(line) == [(None, line)]
-    why = "/opt/my python cannot be started there (No such file or directory)"
+    why = words.not_started("/opt/my python", "No such file or directory")
+    assert why.startswith("/opt/my python cannot be started there (No such file or directory): install")
     assert handle.heard(line) == [Ended(1, None, why)]
     assert handle.attribute("[1] execvp error on file /opt/python (it says)\n")[0][0] == 1
     while handle.wait() is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.starters import cause
 from launcher.starters.reach import patience, words
 from launcher.starters.reach.ways import Ways
 from tests.launcher.processes import wait_until
@@ -120,3 +122,37 @@ def test_the_way_to_a_host() -> None:
         for process in started:
             process.kill()
             process.wait()
+
+
+def ended_with(code: int) -> list[str]:
+    """What Open MPI says of a daemon."""
+    text = f"back to prterun:\n  Local host:    a\n  Remote host:   b\n  Daemon exit status: {code}\n"
+    return ["A daemon failed to report back after being spawned.", *text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (
+            213,
+            r"ended with exit code 213, as where its folder for temporary files .* is full .*tmpdir_base FO",
+        ),
+        (1, r"ended with exit code 1: see that its MPI works there, and install the same"),
+    ],
+)
+def test_a_daemon_that_ends_where_ssh_has_connected(code: int, says: str) -> None:
+    found = str(cause.launcher_error("mpirun", code, ended_with(code), False, far=["b"]))
+    assert re.match(rf"mpirun starts no ranks on host b: its daemon there {says}", found)
+    assert "that ssh is installed" not in found and "ssh b" not in found
+
+
+@pytest.mark.parametrize("code", [127, 255, 0])
+def test_other_ends_of_a_daemon(code: int) -> None:
+    """Those of a shell that finds no program, of ssh itself, and one that nothing is wrong with."""
+    assert words.daemon_ended(ended_with(code), ["b"]) is None
+
+
+def test_what_slurm_does_not_find() -> None:
+    lines = ["srun: error: n2: task 0: Exited with exit code 2"]
+    lines.append("slurmstepd-n2: error: execve(): /opt/python: No such file or directory")
+    assert words.lacking(lines) == "/opt/python: No such file or directory"

@@ -11,8 +11,10 @@ import pytest
 from launcher.errors import ConfigError, LaunchError
 from launcher.job.places.placement import Placement
 from launcher.job.rank_table import make_rank_table
-from launcher.starters import base, mpirun, slurm
+from launcher.starters import base, cause, mpirun, slurm
 from launcher.starters.base import Ended
+from launcher.starters.cause import Trouble
+from launcher.starters.findings import Findings
 from launcher.starters.known.slurm import STARTER
 from launcher.starters.slurm import SlurmHandle, SlurmLauncher
 from tests.launcher.cli_tools import save_mlp, shardrun
@@ -139,6 +141,45 @@ def test_the_first_cause_is_named(
 def test_what_srun_says_of_tasks(line: str, ends: list[Ended]) -> None:
     handle = SlurmHandle.__new__(SlurmHandle)
     assert handle.heard(line) == ends
+
+
+@pytest.mark.parametrize("first", ["reason", "code"])
+def test_a_program_that_is_not_there(first: str) -> None:
+    """Slurm ends such a task with the number of the error, in whichever order it says both."""
+    lines = [
+        "1: slurmstepd-n2: error: execve(): /opt/my python: No such file or directory\n",
+        "srun: error: n2: task 1: Exited with exit code 2\n",
+    ]
+    handle, trouble = SlurmHandle.__new__(SlurmHandle), Trouble(1, "n2")
+    for line in lines if first == "reason" else reversed(lines):
+        for ended in handle.heard(line):
+            trouble.end(ended)
+    said = str(cause.error_of(trouble, (), begun=False))
+    assert said.startswith("rank 1 on host n2 is gone: /opt/my python cannot be started there (No such file")
+    assert said.endswith("install the same at the same place on all hosts.") and "code" not in said
+
+
+def test_a_task_that_has_said_nothing() -> None:
+    """Slurm's reason is lost at times."""
+    trouble = Trouble(1, "n2", ended=Ended(1, 2, heard=True))
+    said = str(cause.error_of(trouble, (), begun=False))
+    assert said.startswith("rank 1 on host n2 ended with exit code 2. It said nothing: see that ")
+    assert f"{sys.executable} can be started there" in said
+    for told in (cause.error_of(trouble, ()), cause.error_of(trouble, ("no memory",), begun=False)):
+        assert "said nothing" not in str(told)
+
+
+def test_its_reason_is_waited_for() -> None:
+    """Of a rank that has not begun; it comes after the code at times."""
+    found = Findings(2, {})
+    found.troubles[1] = Trouble(1, "n2", ended=Ended(1, 2, heard=True))
+    assert not found.certain(remote=True)
+    found.troubles[1].end(Ended(1, None, "python cannot be started there", heard=True))
+    assert "python cannot be started there" in str(verdict(found))
+
+
+def verdict(found: Findings) -> Exception:
+    return found.verdict("slurm", far=(), short="", started=False, trace=False, more="")
 
 
 def test_whose_line_it_is() -> None:

@@ -9,6 +9,12 @@ import sys
 import uuid
 from pathlib import Path
 
+import pytest
+
+from launcher.tasks.run import leave_now
+from ranks.errors import PeerLostError
+from ranks.identity.place import Identity
+from ranks.talk import orphan
 from tests.launcher.cli_tools import environment
 from tests.launcher.processes import LIMIT, MARK, marked, wait_until
 from tests.ranks import worlds
@@ -52,3 +58,14 @@ def _called(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return ""
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_nobody_is_waited_for_who_cannot_tell(monkeypatch: pytest.MonkeyPatch, silent: bool) -> None:
+    """A rank waits for what started it to name the first cause; of a host that says nothing it hears none."""
+    waits: list[float] = []
+    monkeypatch.setattr(orphan, "let_others_tell", waits.append)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit):
+        leave_now(PeerLostError("Rank 1 is gone.", 1, silent=silent), Identity(0, 2))
+    assert bool(waits) is not silent

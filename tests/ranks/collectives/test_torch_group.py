@@ -3,6 +3,7 @@ never end by themselves."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
@@ -271,6 +272,23 @@ def test_a_host_that_is_gone_ends_the_connections_to_its_store() -> None:
     assert len(found) == 3 and all(0 < seconds <= 10_000 for seconds in found)
 
 
+def test_a_lost_host_is_not_waited_for_twice() -> None:
+    """Whether another rank has left a word is asked after the kernel has given up the host already."""
+    with socket.socket() as full, contextlib.ExitStack() as waiting:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)  # whoever comes when its places are taken hears nothing
+        for _ in range(3):
+            one = waiting.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        there = SimpleNamespace(host="127.0.0.1", port=full.getsockname()[1])
+        began = time.monotonic()
+        assert not lines.is_there(there)
+        asked = time.monotonic() - began
+        assert lines.line_to(there) is None
+        assert asked < 0.5 * (time.monotonic() - began - asked)
+
+
 def test_what_was_heard_says_more_than_what_torch_says_later() -> None:
     """Both find that the rank where all meet is gone; to hear why may take its time."""
     heard: list[float] = []
@@ -474,6 +492,24 @@ def test_errors_are_left_to_us_and_the_environment_as_it_was(
 def test_what_the_library_says_of_a_failure(text: str, kind: type[CollectiveError]) -> None:
     found = translate(RuntimeError(text), "all_reduce", 0, 3.0, None)
     assert type(found) is kind and str(found).endswith(".") is (kind is not CollectiveError)
+
+
+@pytest.mark.parametrize(
+    ("reason", "silent"),
+    [
+        ("Connection timed out", True),
+        ("No route to host", True),
+        ("Host is down", True),
+        ("Network is unreachable", True),
+        ("Connection reset by peer", False),
+    ],
+)
+def test_a_host_that_says_nothing_is_told_from_a_rank_that_ended(reason: str, silent: bool) -> None:
+    text = f"Read error [10.0.0.2]:2693: {reason}. This is typically caused by a remote worker hanging. GLHF!"
+    found = translate(RuntimeError(text), "all_reduce", 0, 3.0, 1)
+    assert isinstance(found, PeerLostError) and (found.peer, found.silent) == (1, silent)
+    assert str(found).endswith(f"waited in all_reduce (Read error [10.0.0.2]:2693: {reason}).")
+    assert ("down, or the network to it is cut" in str(found)) is silent
 
 
 def test_who_serves_the_store_waits_for_those_who_read_it() -> None:
