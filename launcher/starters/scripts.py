@@ -116,6 +116,7 @@ tell() {{
 # Ends a rank that is stopped for as long as --hang-timeout: nobody else would notice it.
 watch() {{
   local rank pid state nap= since=()
+  export -n SHARDRUN_RUN_ALL # what it starts is not to be found among what ranks have left
   # Nothing of it stays, nor keeps open what somebody reads to its end.
   trap '[ -n "$nap" ] && kill "$nap" && wait "$nap"; exit' TERM
   for rank in "${{!pids[@]}}"; do since[rank]=0; done
