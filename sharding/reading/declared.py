@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.graph.open_lengths import DEMANDING
-from sharding.graph.symbols import is_expression, is_made_up, shown, shown_shape
+from sharding.graph.symbols import is_made_up, shown, shown_shape
 from sharding.graph.values import shape_of, subgraphs
 from sharding.reading.lengths import PRIMES, Lengths, as_product, evaluate, with_inputs
 from sharding.rules.base import Dim
 from sharding.rules.elementwise import ELEMENTWISE
 from sharding.rules.flow import FLOW
+from sharding.slices.expressions import is_expression
 
 if TYPE_CHECKING:
     import onnx_ir as ir
