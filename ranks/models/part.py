@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ranks.errors import ShardError, SliceError
 from sharding.common.bounds import MAX_MICRO_BATCHES
 from sharding.common.text import parse_whole
-from sharding.slices.manifest import read_sums
+from sharding.slices.batch import read_sums
 from sharding.slices.manifest_fields import Field
 from sharding.slices.mesh import Mesh, parse_mesh
 
@@ -176,9 +176,13 @@ def _layout(text: str, part: Part, file: Path, model: onnx.ModelProto) -> Part:
         tuple(outputs),
         axes["inputs"],
         axes["outputs"],
-        read_sums(root["batch"]),
+        read_sums(root["batch"], _open_axes(model))[0],
         part.digest,
     )
+
+
+def _open_axes(model: onnx.ModelProto) -> list[str]:
+    return [axis.dim_param for value in model.graph.input for axis in value.type.tensor_type.shape.dim]
 
 
 def _axes(item: Field) -> dict[str, int]:

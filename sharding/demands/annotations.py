@@ -76,12 +76,13 @@ def read_annotations(source: Source, devices: int) -> Annotations | None:
         return None
     if not is_annotated(source):
         return None
-    return _read(source.path, source.sha256, devices)
+    status = source.path.stat()
+    return _read(source.path, (status.st_ino, status.st_size, status.st_mtime_ns), devices)
 
 
 @functools.lru_cache(maxsize=2)
-def _read(path: Path, _reading: object, devices: int) -> Annotations | None:
-    """``_reading`` makes a file that was read anew another entry of the cache."""
+def _read(path: Path, _version: tuple[int, int, int], devices: int) -> Annotations | None:
+    """``_version``: what tells the file from one that has its name later; a plan reads it many times."""
     proto = read_stripped(path)
     where = str(path)
     used = {item.configuration_id for node in _all_nodes(proto) for item in node.device_configurations}

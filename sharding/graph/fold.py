@@ -25,37 +25,13 @@ SMALL_ELEMENTS = 1024
 """Constants up to this many elements are folded and shown to rules: shapes, axes, pads, split sizes."""
 FLOAT_ELEMENTS = 8
 """Of floating point only scales and the like are folded: a second copy of a weight would be held twice."""
-_FOLDED = frozenset(
-    {
-        *(
-            "Abs",
-            "Add",
-            "And",
-            "Cast",
-            "Ceil",
-            "Concat",
-            "ConstantOfShape",
-            "Div",
-            "Equal",
-            "Expand",
-            "Floor",
-        ),
-        *("Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual", "Identity", "Less"),
-        *("LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "NonZero", "Not", "OneHot", "Or", "Pad", "Pow"),
-        *(
-            "Range",
-            "Reciprocal",
-            "ReduceMax",
-            "ReduceMin",
-            "ReduceProd",
-            "ReduceSum",
-            "Reshape",
-            "ScatterElements",
-        ),
-        *("ScatterND", "Shape", "Sign", "Size", "Slice", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose"),
-        *("Trilu", "Unsqueeze", "Where", "Xor"),
-    }
-)
+_NAMES = """
+Abs Add And Cast Ceil Concat ConstantOfShape Div Equal Expand Floor Gather GatherElements GatherND Greater
+GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg NonZero Not OneHot Or Pad Pow Range Reciprocal
+ReduceMax ReduceMin ReduceProd ReduceSum Reshape ScatterElements ScatterND Shape Sign Size Slice Sqrt
+Squeeze Sub Tile Transpose Trilu Unsqueeze Where Xor
+"""
+_FOLDED = frozenset(_NAMES.split())
 """Operators with which shapes, masks and scales are computed. For others, the reference implementation does
 not always give what ONNX Runtime gives, in the last bit or even in the type."""
 _EXACT = 2.0**53
@@ -115,16 +91,8 @@ def is_alike(node: ir.Node, opset: int) -> bool:
         return shape is not None and -len(shape) <= axis < len(shape) and shape[axis] <= _CHOICES
     if node.op_type == "Cast":  # numbers have other texts
         return node.attributes.get_int("to", 0) != ir.DataType.STRING
-    if node.op_type == "OneHot":  # of other numbers ONNX Runtime makes rows without a mark
-        numbers, depth = (None if value is None else small_constant(value) for value in node.inputs[:2])
-        if (
-            numbers is None
-            or depth is None
-            or depth.size != 1
-            or "f" in numbers.dtype.kind + depth.dtype.kind
-        ):
-            return False
-        return bool(np.all((-depth.item() <= numbers) & (numbers < depth.item())))
+    if node.op_type == "OneHot":
+        return _marks_each_row(node)
     if node.op_type == "Range":  # ONNX Runtime adds up the steps
         return all(value is not None and not _is_float(value) for value in node.inputs)
     return True
@@ -172,6 +140,17 @@ def _is_exact(node: ir.Node, arrays: list[Array]) -> bool:
         elif node.op_type == "ReduceSum":
             most = numbers.sum()
     return bool(most < min(_EXACT, np.iinfo(first.dtype).max))
+
+
+def _marks_each_row(one_hot: ir.Node) -> bool:
+    """Whether all numbers that a OneHot is given are places in its rows: of others ONNX Runtime makes rows
+    without a mark."""
+    numbers, depth = (None if value is None else small_constant(value) for value in one_hot.inputs[:2])
+    if numbers is None or depth is None or depth.size != 1:
+        return False
+    if numbers.dtype.kind == "f" or depth.dtype.kind == "f":
+        return False
+    return bool(np.all((-depth.item() <= numbers) & (numbers < depth.item())))
 
 
 def _shape(value: ir.Value | None) -> tuple[int, ...] | None:

@@ -19,7 +19,8 @@ from sharding.graph.fold import ENDS
 from sharding.graph.symbols import MADE_UP, is_made_up
 from sharding.onnx_files.attributes import integers
 from sharding.rules.base import Dim
-from sharding.rules.products import MARK, length_of, product, quotient
+from sharding.rules.products import length_of, product, quotient
+from sharding.slices.expressions import MARK
 
 Known: TypeAlias = Array
 """Object array of at most one axis."""

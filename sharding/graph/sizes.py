@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sharding.graph.symbols import shown
 from sharding.graph.values import shape_of
-from sharding.rules.products import MARK
+from sharding.slices.expressions import MARK
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -13,13 +13,12 @@ so is as long as it likes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sharding.graph.values import shape_of
 from sharding.rules.base import Dim
-from sharding.rules.products import MARK
-from sharding.slices.expressions import number_of
+from sharding.slices.expressions import MARK, is_expression
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -50,14 +49,6 @@ def tell_apart(graph: ir.Graph) -> None:
             if isinstance(axes[index], str):
                 seen.add(str(axes[index]))
         value.shape = ir.Shape(axes)
-
-
-def is_expression(axis: str, names: Iterable[str]) -> bool:
-    """Whether a name reads as an expression of some of these names."""
-    if axis.isidentifier():
-        return False
-    text = axis.replace(MARK, "*")
-    return number_of(text, {}) is None and number_of(text, dict.fromkeys(names, 7)) is not None
 
 
 def shown_shape(value: ir.Value | None) -> tuple[Dim, ...] | None:

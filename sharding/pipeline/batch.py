@@ -34,7 +34,7 @@ from sharding.rules.flow import FLOW
 from sharding.search.randomness import draws
 from sharding.search.reshard import local_shape
 from sharding.search.steps import Step, steps
-from sharding.slices.manifest import BatchAxes
+from sharding.slices.batch import BatchAxes, names_only
 from sharding.slices.placement import REPLICATED, Placement, Split
 
 if TYPE_CHECKING:
@@ -66,14 +66,31 @@ def batch_axes(source: Source) -> BatchAxes | str:
     reason = ""
     for axes in candidates:
         for numbered in lengths_of(source, axes, (WAYS * ROWS,)):
-            for lengths in numbered:
-                found = _Attempt(source, axes).run(lengths)
-                if not isinstance(found, BatchAxes):
-                    break
+            found = _proved(source, axes, numbered)
             if isinstance(found, BatchAxes):
-                return found
+                return _with_fewest_sums(source, numbered, found)
             reason = reason or found
     return reason
+
+
+def _proved(source: Source, axes: Mapping[str, int], numbered: Sequence[Lengths]) -> BatchAxes | str:
+    """What holds for all of these numbers."""
+    found: BatchAxes | str = ""
+    for lengths in numbered:
+        found = _Attempt(source, axes).run(lengths)
+        if not isinstance(found, BatchAxes):
+            break
+    return found
+
+
+def _with_fewest_sums(source: Source, numbered: Sequence[Lengths], found: BatchAxes) -> BatchAxes:
+    """The same batch with only those sums that its proof needs: inputs of other lengths are not cut."""
+    for symbol in found.lengths if len(found.lengths) > 1 else ():  # one alone was tried without
+        fewer = [lengths.without(symbol) for lengths in numbered]
+        less = _proved(source, found.inputs, fewer)
+        if isinstance(less, BatchAxes):
+            numbered, found = fewer, less
+    return found
 
 
 class _Attempt:
@@ -158,6 +175,8 @@ class _Proof:
 
     def __init__(self, source: Source, axes: Mapping[str, int], lengths: Lengths) -> None:
         self.axes, self.sums = axes, lengths.sums
+        shapes = [shown_shape(value) or () for value in source.model.graph.inputs]
+        self.names = names_only([axis for shape in shapes for axis in shape], self.sums)
         self.whole = _at(source, axes, WAYS * ROWS, lengths)
         self.part = _at(source, axes, ROWS, lengths)
         self.part_values = dict(_values(self.part.model))
@@ -181,7 +200,7 @@ class _Proof:
                     why = found.why if isinstance(found, _Unknown) else "it has no batch axis"
                 return f"output {value.name!r} cannot be put together from the rows' own outputs: {why}."
             outputs[value.name or ""] = found.axis
-        return BatchAxes(dict(self.axes), outputs, dict(self.sums))
+        return BatchAxes(dict(self.axes), outputs, dict(self.sums), self.names)
 
     def _constant(self, value: ir.Value) -> Relation | _Unknown:
         other = self.part_values.get(value.name or "")

@@ -35,9 +35,9 @@ from sharding.search.reshard import COLLECTIVES
 from sharding.search.solve import counted_weights
 from sharding.search.states import Placed, place
 from sharding.search.steps import Step, steps
+from sharding.slices.batch import BatchAxes
 from sharding.slices.cut_short import WHOLE_FILES
 from sharding.slices.domains import MICROSOFT, OWN_DOMAIN
-from sharding.slices.manifest import BatchAxes
 from sharding.slices.mesh import Mesh
 from sharding.slices.placement import REPLICATED, Placement, Split, held_bytes, parse_placement
 from sharding.slices.state import StatePair, placed

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def to_json(plan: Plan) -> dict[str, object]:
     """What `shardrun slice --json` prints."""
     return {
-        "source": plan.source.file.file,
+        "source": plan.source.file_name,
         "world_size": plan.world_size,
         "strategy": plan.strategy,
         "mesh": dict(plan.mesh.axes),

@@ -66,7 +66,7 @@ def plan_text(plan: Plan) -> str:
         option = step.options[choice]
         if {*option.inputs, *option.outputs} != {REPLICATED}:
             nodes[first_output(step.node)] = _choice_text(step, option.inputs, option.outputs)
-    source = plan.source.file
+    source = plan.source.hashed()
     head = {
         "format": FORMAT,
         "version": VERSION,
@@ -163,10 +163,11 @@ def _is_size(value: object) -> bool:
 
 def check_source(path: Path, saved: SavedPlan, source: Source) -> None:
     """Raises `DocumentError` if the plan is another model's."""
-    if saved.sha256 != source.file.sha256:
+    found = source.hashed().sha256
+    if saved.sha256 != found:
         raise DocumentError(
             f"{path} is the plan of {saved.file!r} with SHA-256 {saved.sha256[:16]}..., but {source.path} "
-            f"has {source.file.sha256[:16]}...: save a plan of this model, or slice that one."
+            f"has {found[:16]}...: save a plan of this model, or slice that one."
         )
 
 

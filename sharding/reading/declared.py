@@ -12,6 +12,7 @@ all that was found, in two sets or more. What inference cannot find with numbers
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,12 +20,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.graph.open_lengths import DEMANDING
-from sharding.graph.symbols import is_expression, is_made_up, shown, shown_shape
+from sharding.graph.symbols import is_made_up, shown, shown_shape
 from sharding.graph.values import shape_of, subgraphs
+from sharding.reading.clashes import (
+    Clashes,
+    called,
+    clashes_in,
+    contradictions,
+    made_equal,
+    numbers_apart,
+    wanted_equal,
+)
 from sharding.reading.lengths import PRIMES, Lengths, as_product, evaluate, with_inputs
 from sharding.rules.base import Dim
-from sharding.rules.elementwise import ELEMENTWISE
 from sharding.rules.flow import FLOW
+from sharding.slices.expressions import is_expression
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -35,6 +45,8 @@ _SMALLER = (7, 11, 5, 9, 3, 8, 6, 10, 4, 12)
 SETS = (PRIMES, _SMALLER, _LARGER, tuple(32 * n for n in PRIMES[:5]), tuple(64 * n for n in PRIMES[:5]))
 """Numbers for the open lengths, one set after the other."""
 _FEW = (2, 3)
+MOST_TURNS = 4
+"""Times that axes of one name are told apart: each time fewer, if the model wants some to be equal."""
 ENOUGH = 2
 """Sets in which a length must be found."""
 
@@ -82,7 +94,7 @@ def confirm(model: ir.Model, path: Path, declared: Mapping[str, Shape]) -> bool:
     if not asked:
         return False
     together: set[str] = set()
-    apart = _apart(model)
+    apart = numbers_apart(model)
     small = _needed(model, asked.values())
     for number, lengths in enumerate(_sets(model)):
         # What goes together where axes of one name are equal is asked of the whole model, once.
@@ -97,18 +109,10 @@ def confirm(model: ir.Model, path: Path, declared: Mapping[str, Shape]) -> bool:
         for name, shape in _shapes_at(small, path, few.number, checks).items():
             if name in checks:
                 checks[name].compare(shape, few.numbers)
-    found = (
-        _shapes_at(model, path, lambda axis: _number(axis, apart), together, all_or_none=True)
-        if apart
-        else {}
-    )
-    # Where they do not go together somewhere, the model itself wants them to be equal.
-    wanted = not all(_is_known(found.get(name)) for name in together)
+    found, apart, equal = _told_apart(model, path, apart, together)
     for name, check in checks.items():
-        if wanted:
-            check.meet(apart)
-        else:
-            check.tell_apart(found.get(name), apart)
+        check.take_for_inputs(equal, apart)
+        check.tell_apart(found.get(name), apart, equal)
     held = {name: shape for name, check in checks.items() if (shape := check.held()) is not None}
     if not any(_says_more(shape, shape_of(asked[name])) for name, shape in held.items()):
         return False
@@ -187,23 +191,27 @@ class _Check:
                     self.declared[axis] = length
                 self.right[axis] &= evaluate(self.declared[axis], numbers) == length
 
-    def tell_apart(self, found: Shape | None, numbers: Mapping[str, int]) -> None:
-        """Axes that the file gives one name had each its own number: which of them is this value's?"""
+    def tell_apart(self, found: Shape | None, numbers: Mapping[str, int], equal: Collection[Dim]) -> None:
+        """Axes that the file gives one name had each its own number, but those called one of ``equal``: which
+        of them is this value's?"""
         for axis, said in enumerate(self.declared):
             length = found[axis] if found is not None and len(found) == len(self.declared) else None
-            if not isinstance(length, int):
+            if not isinstance(length, int) or said in equal:
                 continue
-            own = [symbol for symbol, number in numbers.items() if _said(symbol) == said and number == length]
+            own = [
+                symbol for symbol, number in numbers.items() if called(symbol) == said and number == length
+            ]
             if own:
                 self.own[axis] = own[0]
             elif isinstance(said, int) or (said not in numbers and evaluate(said, numbers) is not None):
                 self.right[axis] &= evaluate(said, numbers) == length
 
-    def meet(self, symbols: Collection[str]) -> None:
-        """What the file calls an expression is as long as the input's axis that it calls so."""
-        named = {shown(symbol): symbol for symbol in symbols if shown(symbol) not in symbols}
-        named |= {as_product(text): symbol for text, symbol in named.items()}
-        self.own.update((axis, named[said]) for axis, said in enumerate(self.declared) if said in named)
+    def take_for_inputs(self, equal: Collection[Dim], symbols: Collection[str]) -> None:
+        """Axes called one of ``equal`` that is an expression are those of the input that is called so."""
+        named = {called(symbol): symbol for symbol in symbols if shown(symbol) not in symbols}
+        self.own.update(
+            (axis, named[said]) for axis, said in enumerate(self.declared) if said in equal and said in named
+        )
 
     def decided(self) -> bool:
         return (
@@ -220,11 +228,6 @@ class _Check:
             self.own.get(axis, said) if self.right[axis] and self.times[axis] >= ENOUGH else None
             for axis, said in enumerate(self.declared)
         )
-
-
-def _said(symbol: str) -> Dim:
-    """What a file calls an axis, as it would inside the graph."""
-    return as_product(shown(symbol))
 
 
 def _is_quotient(node: ir.Node, shape: Shape) -> bool:
@@ -260,21 +263,28 @@ def _knows(model: ir.Model, asked: Collection[str]) -> bool:
     return all(_is_known(found[name]) for name in asked if name in found)
 
 
-def _apart(model: ir.Model) -> dict[str, int]:
-    """Each open axis of the inputs another number, by its own symbol; empty where no name is repeated, or an
-    expression of others."""
-    axes = [axis for value in model.graph.inputs for axis in shape_of(value) or ()]
-    symbols = [axis for axis in axes if isinstance(axis, str)]
-    if all(shown(symbol) == symbol for symbol in symbols):
-        return {}
-    # Each divides the next ones: a Reshape of one input to another's length can be inferred.
-    numbers = {symbol: 64 << (index % 16) for index, symbol in enumerate(dict.fromkeys(symbols))}
-    named = [symbol for symbol in numbers if is_expression(str(shown(symbol)), numbers)]
-    for index, symbol in enumerate(named):  # another one than the expression's, of which that is a factor
-        number = evaluate(shown(symbol), numbers) or 0
-        if number > 0:
-            numbers[symbol] = number * (2 << (index % 16))
-    return numbers
+def _told_apart(
+    model: ir.Model, path: Path, numbers: dict[str, int], together: Collection[str]
+) -> tuple[dict[str, Shape | None], dict[str, int], set[Dim]]:
+    """Shapes where each axis has its own number, or that of its name where the model wants those to be equal;
+    these numbers; and the names. ``together``: what can be known where axes of one name are equal."""
+    equal: set[Dim] = set()
+    found: dict[str, Shape | None] = {}
+    for _ in range(MOST_TURNS if numbers else 0):
+        copy = _inferred_at(model, path, functools.partial(_number, numbers=numbers), together, clashes=True)
+        clashes = Clashes() if copy is None else clashes_in(copy, together)
+        shapes = {} if copy is None else _shapes(copy)
+        if copy is None or any(
+            name in shapes and name not in clashes.unsure and not _is_known(shapes[name]) for name in together
+        ):
+            return {}, numbers, {called(symbol) for symbol in numbers}  # nobody knows what is in the way
+        found = shapes | dict.fromkeys(clashes.unsure)
+        wanted = wanted_equal(model, clashes.nodes, numbers) - equal
+        if not wanted:
+            break
+        equal |= wanted
+        numbers = made_equal(numbers, equal)
+    return found, numbers, equal
 
 
 def _number(axis: Dim, numbers: Mapping[str, int]) -> int:
@@ -282,15 +292,23 @@ def _number(axis: Dim, numbers: Mapping[str, int]) -> int:
 
 
 def _shapes_at(
+    model: ir.Model, path: Path, number: Callable[[Dim], int], asked: Collection[str]
+) -> dict[str, Shape | None]:
+    """Shapes of all values where inputs have these lengths; inferred again where one asked for lacks."""
+    copy = _inferred_at(model, path, number, asked)
+    return {} if copy is None else _shapes(copy) | dict.fromkeys(contradictions(copy))
+
+
+def _inferred_at(
     model: ir.Model,
     path: Path,
     number: Callable[[Dim], int],
     asked: Collection[str],
     *,
-    all_or_none: bool = False,
-) -> dict[str, Shape | None]:
-    """Shapes of all values where inputs have these lengths; inferred again where one asked for lacks, but
-    not if ``all_or_none`` are wanted and one cannot be known."""
+    clashes: bool = False,
+) -> ir.Model | None:
+    """A copy of the model where inputs have these lengths; None where there can be none. ``clashes``: what is
+    not sure need not be known."""
     sizes = {
         value.name or "": [number(axis) for axis in shape]
         for value in model.graph.inputs
@@ -298,28 +316,14 @@ def _shapes_at(
     }
 
     def enough(copy: ir.Model) -> bool:
-        return _knows(copy, asked) or (all_or_none and not contradictions(copy).isdisjoint(asked))
+        unsure = clashes_in(copy).unsure if clashes else set()
+        return _knows(copy, [name for name in asked if name not in unsure])
 
     try:
-        copy = with_inputs(model, path, sizes, enough)
+        return with_inputs(model, path, sizes, enough)
     except Exception as error:  # a damaged model, which cannot be copied or numbered: nothing is confirmed
         logger.debug("%s: %s", path, error)
-        return {}
-    return _shapes(copy) | dict.fromkeys(contradictions(copy))
-
-
-def contradictions(model: ir.Model) -> set[str]:
-    """Outputs of nodes whose inputs do not fit together: inference may have taken the shape from one input,
-    before it knew the other."""
-    wrong = [node for node in model.graph if node.op_type in ELEMENTWISE and not _broadcast(node)]
-    return {value.name or "" for node in wrong for value in node.outputs}
-
-
-def _broadcast(node: ir.Node) -> bool:
-    """Whether the shapes of a node's inputs go together, so far as they are known."""
-    shapes = map(shape_of, node.inputs)
-    axes = itertools.zip_longest(*(reversed(shape) for shape in shapes if shape), fillvalue=1)
-    return all(len({n for n in lengths if isinstance(n, int)} - {1}) < 2 for lengths in axes)
+        return None
 
 
 def _shapes(model: ir.Model) -> dict[str, Shape | None]:

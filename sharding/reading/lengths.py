@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sharding.graph.fold import small_constant
-from sharding.graph.symbols import is_expression, shown, shown_shape
+from sharding.graph.symbols import shown, shown_shape
 from sharding.graph.values import shape_of
 from sharding.rules.base import Dim
-from sharding.rules.products import MARK, length_of, product
-from sharding.slices.expressions import number_of, parsed
+from sharding.rules.products import length_of, product
+from sharding.slices.expressions import MARK, is_expression, number_of, parsed
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -40,6 +40,10 @@ class Lengths:
     places: Mapping[Place, int] = field(default_factory=dict)
     sums: Mapping[str, str] = field(default_factory=dict)
     """The symbols that are taken for sums, and of what: what is proved holds for inputs of such lengths."""
+    own: Mapping[str, int] = field(default_factory=dict)
+    """What symbols count as that are no sums."""
+    terms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What is added for each of the sums: symbols and expressions; what others are made of comes first."""
 
     def number(self, length: Dim, place: Place | None = None) -> int:
         """The number for an axis; exporters write expressions too, such as ``past + 1``."""
@@ -59,6 +63,22 @@ class Lengths:
             {place: other if number == one else number for place, number in self.places.items()},
             self.sums,
         )
+
+    def summed(self, terms: Mapping[str, tuple[str, ...]]) -> Lengths:
+        """The same, but each of these symbols is the sum of its terms, where that is a length, and no other
+        symbol is a sum."""
+        numbers, sums = dict(self.own), {}
+        for symbol, parts in terms.items():
+            others = {name: number for name, number in numbers.items() if name != symbol}
+            number = sum(evaluate(part, others) or 0 for part in parts)
+            if number > 0:
+                numbers[symbol] = number
+                sums[symbol] = " + ".join(parts) if len(parts) > 1 else parts[0].replace(MARK, "*")
+        return replace(self, numbers=numbers, sums=sums, terms=terms)
+
+    def without(self, symbol: str) -> Lengths:
+        """The same where this symbol is no sum."""
+        return self.summed({name: parts for name, parts in self.terms.items() if name != symbol})
 
 
 def lengths_of(
@@ -85,40 +105,25 @@ def lengths_of(
     if not found and not unnamed:
         yield (Lengths({}),)
         return
-    expressions = {symbol: symbol for symbol in found if is_expression(symbol, found)}
+    expressions = {symbol: (symbol,) for symbol in found if is_expression(symbol, found)}
     plain = [symbol for symbol in found if symbol not in expressions]
     free = _free_primes(source.model, taken)
     first = list(itertools.islice(free, len(found) + len(unnamed) + 1))
     sets = []
     for numbers in (first, _elsewhere(first, free)):
         named = dict(zip(found, numbers, strict=False))
-        sets.append(Lengths(named, numbers[-1], dict(zip(unnamed, numbers[len(found) :], strict=False))))
+        places = dict(zip(unnamed, numbers[len(found) :], strict=False))
+        sets.append(Lengths(named, numbers[-1], places, own=named))
     yield tuple(sets)
     if expressions:
-        sets = [_as_called(item, expressions) for item in sets]
-        yield tuple(sets)
+        yield tuple(item.summed(expressions) for item in sets)
     triples = (
         (total, a, b)
         for total in reversed(plain)
         for a, b in itertools.combinations([symbol for symbol in plain if symbol != total], 2)
     )
     for total, a, b in itertools.islice(triples, MAX_SUMS):
-        yield tuple(
-            replace(
-                item,
-                numbers={**item.numbers, total: item.numbers[a] + item.numbers[b]},
-                sums={**item.sums, total: f"{a} + {b}"},
-            )
-            for item in sets
-        )
-
-
-def _as_called(lengths: Lengths, expressions: Mapping[str, str]) -> Lengths:
-    """The same with the number of each of these expressions, where that is a length."""
-    plain = {symbol: number for symbol, number in lengths.numbers.items() if symbol not in expressions}
-    named = {symbol: evaluate(symbol, plain) or 0 for symbol in expressions}
-    named = {symbol: number for symbol, number in named.items() if number > 0}
-    return replace(lengths, numbers={**lengths.numbers, **named}, sums={symbol: symbol for symbol in named})
+        yield tuple(item.summed({total: (a, b), **expressions}) for item in sets)
 
 
 def _free_primes(model: ir.Model, taken: Iterable[int] = ()) -> Iterator[int]:

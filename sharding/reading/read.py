@@ -48,9 +48,8 @@ class Source:
 
     path: Path
     bytes: int
-    sha256: Callable[[], str]
-    """The file's hash, made when it is first asked for: that takes long for a large file, which may be
-    refused before."""
+    hash_file: Callable[[], str]
+    """Gives the file's SHA-256, which is made once; see `hashed`."""
     model: ir.Model
     weights: dict[str, WeightTensor]
     defaults: dict[str, ir.TensorProtocol] = field(default_factory=dict)
@@ -65,10 +64,14 @@ class Source:
     """Those of them that a user has named."""
 
     @property
-    def file(self) -> FileEntry:
-        """The file, hashed."""
-        name = self.path.name.encode(errors="replace").decode()  # a name on disk may be no text
-        return FileEntry(name, self.bytes, self.sha256())
+    def file_name(self) -> str:
+        """The file's name, in which what is no text is replaced."""
+        return self.path.name.encode(errors="replace").decode()
+
+    def hashed(self) -> FileEntry:
+        """The file with its hash. The first time that takes as long as to read all of it: what may refuse a
+        large file comes before."""
+        return FileEntry(self.file_name, self.bytes, self.hash_file())
 
 
 @WHOLE_FILES
@@ -105,8 +108,8 @@ def read_model(path: str | Path, key: Key | None = None) -> Source:
     weights = {
         name: locate(name, _data(value, path), path) for name, value in model.graph.initializers.items()
     }
-    sha256 = functools.cache(functools.partial(sha256_of, path))
-    return Source(path, size, sha256, model, weights, defaults, made_of=made_of)
+    hash_file = functools.cache(functools.partial(sha256_of, path))
+    return Source(path, size, hash_file, model, weights, defaults, made_of=made_of)
 
 
 def _read_proto(path: Path, key: Key | None) -> tuple[onnx.ModelProto, int]:

@@ -135,9 +135,13 @@ def _assigned(graph: ir.Graph, node: ir.Node) -> None:
     if data is None or not shape or (mode is not None and mode.value != "none"):
         return
     span = _span(places, shape)
-    taken = {value.name for made in graph for value in made.outputs} | {value.name for value in graph.inputs}
+    grid, updates = shape_of(places), shape_of(given)
+    # ONNX Runtime refuses others, of which what is joined would have the shape.
+    if span is None or grid is None or updates is None or not _equal(updates, grid[:-1]):
+        return
     base = f"{node.outputs[0].name}/kept"
-    if span is None or any((name or "").startswith(base) for name in (*taken, *graph.initializers)):
+    taken = {value.name for made in graph for value in made.outputs} | {value.name for value in graph.inputs}
+    if any((name or "").startswith(base) for name in (*taken, *graph.initializers)):
         return
     axis, start, end = span
     parts = [given]
@@ -191,7 +195,7 @@ def _span(places: ir.Value | None, shape: Shape) -> tuple[int, int, Dim] | None:
     joined, grid = None if places is None else places.producer(), shape_of(places)
     if joined is None or joined.op_type != "Concat" or joined.domain or len(joined.inputs) != len(shape):
         return None
-    if grid is None or integer_of(joined, "axis", -1) not in {-1, len(shape)}:
+    if grid is None or len(grid) != len(shape) + 1 or integer_of(joined, "axis", -1) not in {-1, len(shape)}:
         return None
     found: tuple[int, int, Dim] = (0, 0, shape[0])
     partial = 0

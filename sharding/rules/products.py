@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from sharding.slices.expressions import MARK
+
 if TYPE_CHECKING:  # the rules import this module
     from sharding.rules.base import Dim
 
-MARK = "·"
 MAX_SYMBOLS = 8
 """The most symbols in one length; a length with more counts as unknown."""
 

@@ -6,8 +6,10 @@ import ast
 import keyword
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+MARK = "·"
+"""Stands between the factors of a length that is a product (`sharding.rules.products`)."""
 _LONGEST = 200
 """Characters of an expression that is read."""
 _WORD = re.compile(r"[^\W\d]\w*")
@@ -22,6 +24,14 @@ def number_of(length: str, numbers: Mapping[str, int]) -> int | None:
         return _value(parsed(length), numbers)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+
+
+def is_expression(axis: str, names: Iterable[str]) -> bool:
+    """Whether a name reads as an expression of some of these names."""
+    if axis.isidentifier():
+        return False
+    text = axis.replace(MARK, "*")
+    return number_of(text, {}) is None and number_of(text, dict.fromkeys(names, 7)) is not None
 
 
 def parsed(length: str) -> ast.expr:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from sharding.errors import ShardError
+from sharding.slices.batch import BatchAxes, read_sums
 from sharding.slices.manifest_fields import Field
 from sharding.slices.mesh import AXES, Mesh
 from sharding.slices.state import StatePair, check_pairs, read_pairs, to_json
@@ -87,26 +88,6 @@ class TensorEntry:
     dtype: str
     shape: Shape
     open_rank: bool = False
-
-
-@dataclass(frozen=True)
-class BatchAxes:
-    """The axes that data parallelism and micro-batches cut, by name; empty where the batch is not cut."""
-
-    inputs: Mapping[str, int] = field(default_factory=dict)
-    outputs: Mapping[str, int] = field(default_factory=dict)
-    lengths: Mapping[str, str] = field(default_factory=dict)
-    """Symbol -> the sum of others that it must be, for the batch to be cut; files may leave it out."""
-
-    def to_json(self) -> dict[str, object]:
-        """As manifests and rank models have it."""
-        found: dict[str, object] = {"inputs": dict(self.inputs), "outputs": dict(self.outputs)}
-        return found | ({"lengths": dict(self.lengths)} if self.lengths else {})
-
-
-def read_sums(item: Field) -> dict[str, str]:
-    """The ``lengths`` of `BatchAxes`."""
-    return {name: value.string() for name, value in item.get("lengths", {}).entries()}
 
 
 _NO_MESH = Mesh.of()
@@ -234,7 +215,7 @@ def parse_manifest(text: str | bytes, where: str = FILE_NAME) -> Manifest:
         strategy=root.text("strategy"),
         mesh=_mesh(root["mesh"]),
         micro_batches=root["micro_batches"].integer(1),
-        batch=_batch(root["batch"]),
+        batch=_batch(root),
         created_by=root.text("created_by"),
         reason=root.get("reason", "").string(),
         optional_inputs=tuple(_tensor(item) for item in root.get("optional_inputs", []).items()),
@@ -347,11 +328,13 @@ def _mesh(item: Field) -> Mesh:
     return Mesh.of(**sizes)
 
 
-def _batch(item: Field) -> BatchAxes:
+def _batch(root: Field) -> BatchAxes:
+    item = root["batch"]
     inputs, outputs = (
         {name: axis.integer(0) for name, axis in item[key].entries()} for key in ("inputs", "outputs")
     )
-    return BatchAxes(inputs, outputs, read_sums(item))
+    fed = [_tensor(entry) for key in ("inputs", "optional_inputs") for entry in root.get(key, []).items()]
+    return BatchAxes(inputs, outputs, *read_sums(item, [axis for entry in fed for axis in entry.shape]))
 
 
 def _check_batch(root: Field, manifest: Manifest) -> None:

@@ -69,7 +69,7 @@ def write_slices(
 
     needed = total + sum(map(len, models.values()))
     with new_folder(output, needed, merge=rank is not None) as folder:
-        _ = plan.source.file  # hashed before its weights are read, and not before there is room for them
+        plan.source.hashed()  # once, before its weights are read, and not before there is room for them
         entries = write_data(layout, folder, files, advance)
         entries |= _write_models(folder, models)
         written = {
@@ -138,7 +138,7 @@ def _manifest(plan: Plan, written: dict[int, tuple[FileEntry, ...]]) -> Manifest
     fed = [value for value in graph.inputs if value.name not in plan.source.defaults]
     optional = [value for value in graph.inputs if value.name in plan.source.defaults]
     return Manifest(
-        source=plan.source.file,
+        source=plan.source.hashed(),
         world_size=plan.world_size,
         ranks=tuple(entries),
         weights=weights,

@@ -92,10 +92,10 @@ def _of_open_mpi(
         if re.fullmatch(r"--?g?(prte)?mca", option) and re.fullmatch(known.named, name)
     ]  # fmt: skip
     for at in places:
-        arguments[at] = _told(arguments[at])
+        arguments[at] = _with_our_options(arguments[at])
     if not places:
         name = known.prefix + known.agent
-        found[name] = _told(environ.get(name) or said.get(known.agent) or "ssh : rsh")
+        found[name] = _with_our_options(environ.get(name) or said.get(known.agent) or "ssh : rsh")
     return found
 
 
@@ -114,7 +114,7 @@ def _in_files(known: _OpenMpi, mpirun: Path, environ: Mapping[str, str]) -> dict
     return said
 
 
-def _told(agents: str) -> str:
+def _with_our_options(agents: str) -> str:
     """A list of agents, of which Open MPI takes the first that is there: of each ssh with our options."""
     return " : ".join(
         " ".join([one.strip(), *OPTIONS]) if _is_ssh(one) else one.strip() for one in agents.split(":")
@@ -126,17 +126,17 @@ def _is_ssh(command: str) -> bool:
 
 
 def _of_hydra(known: _Hydra, environ: Mapping[str, str], arguments: Sequence[str]) -> dict[str, str]:
-    launcher = _said(known.launcher, environ, arguments)
+    launcher = _asked_for(known.launcher, environ, arguments)
     if any(one != "ssh" for one in launcher):
         return {}
     if not launcher and any(name.startswith(_BY_OTHERS) for name in environ):
         return {}
-    if not all(_is_ssh(one) for one in _said(known.program, environ, arguments)):
+    if not all(_is_ssh(one) for one in _asked_for(known.program, environ, arguments)):
         return {}
     return {known.more: " ".join(filter(None, [environ.get(known.more), *OPTIONS]))}
 
 
-def _said(names: Iterable[str], environ: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
+def _asked_for(names: Iterable[str], environ: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
     """The values of some variables and options, as far as they are given."""
     found = [environ[name] for name in names if environ.get(name)]
     for word, value in itertools.pairwise(arguments):

@@ -84,7 +84,7 @@ class Store:
         read-only and lacks them.
         """
         config = replace(config, store=None)
-        if not self.read_only and (why := self.too_large(model)):  # to hash it may take hours
+        if not self.read_only and (why := self.too_large(model, what)):  # to hash it may take hours
             log.info("%s: prepared weights in %s cannot be used: %s", what, self.folder, why)
             return session.create_plain(model, config, what)
         try:
@@ -112,12 +112,14 @@ class Store:
             raise WeightsError(f"the prepared weights of {what} ({key}) are not in {self.folder}.")
         return session.create_plain(model, config, what)
 
-    def too_large(self, model: bytes | Path) -> str:
-        """Why no entry can ever hold the weights of a model; "" where one may, and where entries are there
-        that are large enough, which were made under another limit."""
+    def too_large(self, model: bytes | Path, what: str) -> str:
+        """Why no entry can ever hold the weights of a model; "" where one may, and where there are entries of
+        a file of this name, or of parts of one, which were made under another limit: it may lie elsewhere."""
         if self.limit is None or (size := size_of(model)) <= self.limit:
             return ""
-        if any(2 * entry.bytes >= size for entry in weight_entries.listing(self.folder)):
+        name = Path(what).name
+        made = [entry.what for entry in weight_entries.listing(self.folder) if not entry.refused]
+        if any(Path(other).name == name for other in made):
             return ""
         return f"they have {size} bytes, and SHARDRUN_CACHE_LIMIT allows {self.limit}"
 

@@ -29,7 +29,7 @@ class OwnedStore(Store):
 
     def check_size(self, model: bytes | Path, what: str) -> None:
         """Raises `WeightsError` for a model whose weights cannot be kept, before anything of them is read."""
-        if why := self.too_large(model):
+        if why := self.too_large(model, what):
             raise self._not_kept(what, why)
 
     def _not_kept(self, what: str, why: str) -> WeightsError:

@@ -46,7 +46,7 @@ def test_a_sum_of_long_names_is_none() -> None:
     assert said({p: 2, s: 3, "total": 5}, {"total": f"{p} + {s}"}).startswith("'total' must be ppp")
 
 
-def test_what_a_file_calls_a_sum_may_be_unknown() -> None:
-    """No proof is of it where its names are no lengths of inputs."""
-    assert said({"p": None, "p + 1": 3, "batch size": 2}, {}) == ""
-    assert said({"p": 2, "p + 1": 4}, {}) == "'p + 1' has length 4 in input 'of p + 1', but would be 3"
+def test_what_a_file_calls_a_sum_is_one_where_a_proof_is_of_it() -> None:
+    lengths: dict[str, int | None] = {"p": 2, "p + 1": 4, "batch size": 2}
+    assert said(lengths, {}) == ""
+    assert said(lengths, {"p + 1": "p + 1"}) == "'p + 1' has length 4 in input 'of p + 1', but would be 3"

@@ -75,7 +75,7 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DocumentError) as caught:
         plan_model(second, 2, options=SliceOptions(plan=tmp_path / "plan.json"))
     said = str(caught.value)
-    assert "'first.onnx'" in said and plan.source.file.sha256[:16] in said and str(second) in said
+    assert "'first.onnx'" in said and plan.source.hashed().sha256[:16] in said and str(second) in said
     options = SliceOptions(plan=tmp_path / "plan.json")
     for asked, ranks, message in (
         (options, 4, "is a plan for 2 ranks with the mesh .*but asked for are 4 ranks"),
@@ -130,7 +130,7 @@ GOOD: dict[str, Any] = {
 )  # fmt: skip
 def test_what_is_wrong_is_said(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = graphs.mlp(tmp_path / "m.onnx", inner=48)
-    digest = plan_model(path, 2).source.file.sha256
+    digest = plan_model(path, 2).source.hashed().sha256
     data = {**GOOD, "source": {"file": "m.onnx", "sha256": digest}, **change}
     (tmp_path / "plan.json").write_text(json.dumps(data))
     with pytest.raises(SliceError) as caught:

@@ -11,7 +11,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as errors
 import sharding
 from sharding.graph.values import shape_of
 from sharding.reading.read import read_model
-from sharding.rules.products import MARK
+from sharding.slices.expressions import MARK
 from tests.sharding import graphs, lockstep
 
 NUMBERS = {"zero": [0], "one": [1], "two": [2], "last": [2**63 - 1], "parts": [4, 4]}

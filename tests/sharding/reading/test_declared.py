@@ -1,18 +1,21 @@
 """What files declare of shapes inside them, and of outputs, where it is not so."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import sharding
 from sharding.demands.options import SliceOptions
-from sharding.graph.symbols import shown
+from sharding.graph.symbols import shown, tell_apart
 from sharding.graph.values import shape_of
+from sharding.reading.clashes import numbers_apart
 from sharding.reading.declared import _Check
 from sharding.reading.lengths import as_product, evaluate
 from sharding.reading.read import read_model
@@ -515,28 +518,55 @@ def test_an_axis_that_was_found_too_seldom() -> None:
     assert check.held() is None
 
 
+OF_ONE_LENGTH = {
+    "nothing": ("", "", "y = Relu(v)"),
+    "two inputs": (
+        ", float[k, 3] p, float[k, 3] q",
+        ", float[k, 3] e",
+        "y = Relu(v) u = Add(p, q) e = Relu(u)",
+    ),
+    "parts of two inputs": (
+        ", float[k, 3] p, float[k, 3] q",
+        ", float[j, 3] e",
+        "y = Relu(v) p1 = Slice(p, one, ends) q1 = Slice(q, one, ends) u = Add(p1, q1) e = Relu(u)",
+    ),
+    "two inputs of what follows": (
+        ", float[k, 1] p, float[k, 1] q",
+        "",
+        "u = Add(p, q) e = ReduceMax<keepdims = 0>(u) o = Add(v, e) y = Relu(o)",
+    ),
+}
+"""More inputs, that the model adds and so wants to be equally long: their names say nothing of others."""
+
+
 @pytest.mark.parametrize("called", ["seq + 1", "seq*2", "2*seq"])
 @pytest.mark.parametrize("times", [0.5, 1, 2])
+@pytest.mark.parametrize("more", sorted(OF_ONE_LENGTH))
 def test_an_input_called_an_expression_is_as_long_as_it_likes(
-    tmp_path: Path, called: str, times: float
+    tmp_path: Path, called: str, times: float, more: str
 ) -> None:
     """A length inside is what its name says; the input's, called so too, is another one, for which a Reshape
     may take a factor of the last axis."""
-    more = "f = Slice(x, zero, one, one)" if called == "seq + 1" else "f = Identity(x)"
-    text = f"""g (float[n, seq, 8] x, float["{called}"] z) => (float[n, m, k] y)
+    inputs, outputs, nodes = OF_ONE_LENGTH[more]
+    first = "f = Slice(x, zero, one, one)" if called == "seq + 1" else "f = Identity(x)"
+    text = f"""g (float[n, seq, 8] x, float["{called}"] z{inputs}) => (float[n, m, l] y{outputs})
     <float[n, "{called}", 8] c, float[n, "{called}", 64] h, float[n, "{called}", 64] r> {{
-      {more}
+      {first}
       c = Concat<axis = 1>(x, f) h = MatMul(c, w) r = Relu(h)
-      l = Shape(x) batch = Gather(l, zero) wanted = Shape(z) t = Concat<axis = 0>(batch, wanted, minus)
-      v = Reshape(r, t) y = Relu(v) }}"""
+      sh = Shape(x) batch = Gather(sh, zero) wanted = Shape(z) t = Concat<axis = 0>(batch, wanted, minus)
+      v = Reshape(r, t) {nodes} }}"""
     weights = {
         "w": graphs.array(8, 64),
-        **{k: np.array([v]) for k, v in (("zero", 0), ("one", 1), ("minus", -1))},
+        **{k: np.array([v]) for k, v in (("zero", 0), ("one", 1), ("minus", -1), ("ends", 2**31 - 1))},
     }
     path = graphs.save(tmp_path / "model.onnx", text, weights)
     sharding.slice_model(path, 2, tmp_path / "slices")
     inside = 6 if called == "seq + 1" else 10
     feeds = {"x": graphs.array(4, 5, 8), "z": graphs.array(int(inside * times))}
+    if inputs:
+        feeds |= {
+            name: graphs.array(4, 1 if "[k, 1]" in inputs else 3, seed=seed) for seed, name in enumerate("pq")
+        }
     lockstep.assert_same(tmp_path / "slices", path, feeds)
 
 
@@ -552,9 +582,10 @@ def test_a_length_called_an_expression_is_one_where_the_model_wants_it(tmp_path:
     source = read_model(graphs.save(tmp_path / "model.onnx", text, {"w": graphs.array(8, 64)}))
     shapes = {value.name: shape_of(value) for node in source.model.graph for value in node.outputs}
     mask = shape_of(source.model.graph.inputs[3])
-    assert mask is not None and shapes["s"] == ("n", 2, "new", mask[3])
-    assert (shapes["m"] or ())[1:] == (2, "new", mask[3])
-    assert shown(mask[3]) == called
+    assert mask is not None and shown(mask[3]) == called
+    for name in ("s", "m"):
+        assert tuple(map(shown, shapes[name] or ()))[1:] == (2, "new", called)
+        assert (shapes[name] or ())[3] == mask[3]
 
 
 @pytest.mark.parametrize("strategy", ["tensor", "data"])
@@ -567,3 +598,16 @@ def test_an_input_that_is_an_output_is_what_it_is_as_an_input(tmp_path: Path, st
     path.write_bytes(model.SerializeToString())
     sharding.slice_model(path, 2, tmp_path / "slices", options=SliceOptions(strategy=strategy))
     lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(4, 5, 16)})
+
+
+@pytest.mark.parametrize("count", [16, 48])
+def test_axes_of_one_name_are_told_apart_by_numbers_of_which_64_bits_hold_products(count: int) -> None:
+    inputs = ", ".join(f'float["?", "?", "?", "?"] x{index}' for index in range(count // 4))
+    outputs = ", ".join(f"float[a{index}, b, c, d] y{index}" for index in range(count // 4))
+    nodes = " ".join(f"y{index} = Relu(x{index})" for index in range(count // 4))
+    model = ir.serde.deserialize_model(graphs.model(f"g ({inputs}) => ({outputs}) {{ {nodes} }}", {}))
+    tell_apart(model.graph)
+    numbers = numbers_apart(model)
+    assert len(set(numbers.values())) == len(numbers) == count
+    for value in model.graph.inputs:
+        assert math.prod(numbers[str(axis)] for axis in shape_of(value) or ()) < 2**63

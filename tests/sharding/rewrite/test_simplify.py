@@ -1,14 +1,17 @@
 """Detours of exporters become the plain operators that they stand for, and nothing else changes."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 import sharding
 from sharding.demands.options import SliceOptions
 from sharding.errors import SliceError
 from sharding.reading.read import read_model
+from sharding.rewrite.simplify import simplify
 from sharding.slices.mesh import Mesh
 from tests.sharding import graphs, lockstep
 
@@ -213,3 +216,55 @@ def test_other_places_stay(
         return
     sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
     lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, 5, 16)})
+
+
+@pytest.mark.parametrize(
+    ("shape", "grid", "given", "simple"),
+    [
+        ("4, 16", (4, 16), "4, 16", True),
+        ("n, 16", (4, 16), "n, 16", False),
+        ("4, 16", (4, 16), "5, 6", False),
+        ("4, 16", (4, 16), "1, 6", False),
+        ("4, 16", (4, 16), "1, 4, 16", False),
+        ("1, 1", (1, 1), "1, 1", True),
+        ("1, 1", (1, 1, 1), "1, 1, 1", False),
+    ],
+)
+def test_what_is_assigned_has_the_shape_of_its_places(
+    shape: str, grid: tuple[int, ...], given: str, simple: bool
+) -> None:
+    """What is joined would have the shape of what is assigned; ONNX Runtime refuses it, or keeps its own."""
+    axes = ", ".join(map(str, grid))
+    text = f"""g (float[{shape}] x, float[{given}] v) => (float[{shape}] y)
+    <int64[{axes}] e0, int64[{axes}] e1, int64[{axes}, 2] index> {{
+      e0 = Expand(rows, grid) e1 = Expand(columns, grid) f0 = Unsqueeze(e0, end) f1 = Unsqueeze(e1, end)
+      index = Concat<axis = -1>(f0, f1) y = ScatterND(x, index, v) }}"""
+    weights = {
+        "rows": np.arange(grid[-2]).reshape(-1, 1),
+        "columns": np.arange(grid[-1]),
+        "grid": np.asarray(grid),
+        "end": np.asarray([-1]),
+    }
+    graph = ir.serde.deserialize_model(graphs.model(text, weights)).graph
+    simplify(graph, 18)
+    assert ("ScatterND" not in [node.op_type for node in graph]) is simple
+
+
+def test_names_are_looked_at_only_where_something_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else many ScatterND would take the square of their number."""
+    asked = 0
+
+    nodes = "".join(f"y{i} = ScatterND(x, index, v) " for i in range(50))
+    outputs = ", ".join(f"float[4] y{i}" for i in range(50))
+    text = f"g (float[4] x, int64[2, 1] index, float[2] v) => ({outputs}) {{ {nodes} }}"
+    graph = ir.serde.deserialize_model(graphs.model(text, {})).graph
+    walk = type(graph).__iter__
+
+    def counted(self: ir.Graph) -> Iterator[ir.Node]:
+        nonlocal asked
+        asked += 1
+        return walk(self)
+
+    monkeypatch.setattr(type(graph), "__iter__", counted)
+    simplify(graph, 18)
+    assert asked == 1

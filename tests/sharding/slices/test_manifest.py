@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from sharding.errors import ShardError
 from sharding.slices import manifest as manifests
+from sharding.slices.batch import BatchAxes
 from sharding.slices.mesh import Mesh
 
 DIGEST = "0" * 64
@@ -40,7 +41,7 @@ def example() -> manifests.Manifest:
         strategy="data",
         mesh=Mesh.of(data=2),
         micro_batches=3,
-        batch=manifests.BatchAxes({"x": 0}, {"y": 0}),
+        batch=BatchAxes({"x": 0}, {"y": 0}),
         created_by="shardrun 0.1.0",
         reason="data: all 96 B on each rank",
         lengths={"sequence": 1},
@@ -61,7 +62,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 def test_inputs_of_any_number_of_axes(tmp_path: Path) -> None:
     entry = manifests.TensorEntry("x", "float32", (), open_rank=True)
-    free = dataclasses.replace(example(), inputs=(entry,), batch=manifests.BatchAxes())
+    free = dataclasses.replace(example(), inputs=(entry,), batch=BatchAxes())
     manifests.write_manifest(tmp_path, free)
     assert manifests.read_manifest(tmp_path) == free
     text = (tmp_path / manifests.FILE_NAME).read_text("utf-8")
@@ -110,7 +111,7 @@ def test_every_key_stands_in_the_page_on_formats() -> None:
     section = section[: section.index("\n## ")]
     kinds = (
         manifests.Manifest, manifests.FileEntry, manifests.RankEntry, manifests.WeightEntry,
-        manifests.CollectiveEntry, manifests.TensorEntry, manifests.BatchAxes,
+        manifests.CollectiveEntry, manifests.TensorEntry, BatchAxes,
         manifests.StatePair,
     )  # fmt: skip
     names = {field.name for kind in kinds for field in dataclasses.fields(kind)}

@@ -21,6 +21,7 @@ from ranks.weights.prepared import store as stores
 from ranks.weights.prepared.store import Store, default_store
 from tests.ranks.weights.test_store import X, made, mlp, plain, same, save
 from tests.ranks.weights_worker import INPUT, oracle
+from tests.sharding import graphs
 from tests.sharding.graphs import vast
 
 pytestmark = pytest.mark.usefixtures("single")
@@ -54,6 +55,34 @@ def test_what_was_kept_under_a_larger_limit_is_used(
     monkeypatch.setenv("SHARDRUN_CACHE_LIMIT", "100B")
     with ranks.share_weights(str(shared_model)) as shared:
         assert shared.handle and shared.handle != first
+
+
+def test_what_another_model_has_kept_opens_no_door(
+    shared_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To hash a model takes long: only one that may be there is looked for."""
+    with ranks.share_weights(str(shared_model)):
+        pass
+    other = tmp_path / f"other {shared_model.name}"
+    other.write_bytes(shared_model.read_bytes())
+    for path in shared_model.parent.glob("*.data"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setenv("SHARDRUN_CACHE_LIMIT", "100B")
+    monkeypatch.setattr(stores, "key_of", failing(AssertionError("it was hashed")))
+    assert "SHARDRUN_CACHE_LIMIT allows 100" in refusal(other)
+
+
+def test_an_entry_that_is_far_smaller_than_its_model_is_used(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime leaves out what nothing uses."""
+    text = "g (float[2, 3] x) => (float[2, 3] y) { z = MatMul(x, unused) y = Relu(x) }"
+    weights = {"unused": np.ones((3, 9999), np.float32)}
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    for limit in ("1GB", "100B"):
+        monkeypatch.setenv("SHARDRUN_CACHE_LIMIT", limit)
+        with ranks.share_weights(str(path)) as shared:
+            assert shared.handle
 
 
 def test_a_model_that_protobuf_does_not_read_is_said_to_be_so(
