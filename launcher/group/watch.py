@@ -156,7 +156,7 @@ class Job:
                 trouble = self._trouble(peer.rank)
                 if peer.cut:
                     trouble.end(Ended(peer.rank, None, SILENT))
-                    self._handle.lose(peer.rank)
+                    self._handle.cut_off(peer.rank)
             self.changed.notify_all()
 
     def _shortage(self, error: Exception) -> None:
@@ -307,7 +307,7 @@ class Job:
             self._noticed = True
             say_who_is_awaited(len(self._peers), self.world_size, self._launcher, self._remote)
         here = [peer.pid for peer in self._peers.values() if peer.host == os.uname().nodename]
-        if lost := self._handle.look(here, missing):
+        if lost := self._handle.lost_host(here, missing):
             self._shortage(LaunchError(words.sentence(self._launcher.name, [lost])))
         return self._why.look(watch, self._peers.values(), self.failure)
 

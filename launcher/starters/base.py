@@ -82,13 +82,13 @@ class Handle(ABC):
         """All ranks, given by their process ids, are there and on this host: closes to other hosts what
         starting has opened, and notes by what it finds later what they leave running."""
 
-    def look(self, here: Collection[int], awaited: Collection[str]) -> str:
+    def lost_host(self, here: Collection[int], awaited: Collection[str]) -> str:
         """Called every now and then while something is waited for: ``here`` are the process ids of ranks of
         this host, ``awaited`` the hosts with ranks that have not said anything. The host that will start none
         any more, as far as this is known and the end of the launching program does not tell it; else ""."""
         return ""
 
-    def lose(self, rank: int) -> None:  # noqa: B027 - most launchers ask ranks to end, and are not waited for
+    def cut_off(self, rank: int) -> None:  # noqa: B027 - most launchers ask ranks to end, and wait for none
         """Nothing comes from this rank's host any more: it is not to be waited for at the end."""
 
     def end_children(self, ranks: Collection[int]) -> None:  # noqa: B027 - most launchers see each rank's end

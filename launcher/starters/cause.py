@@ -309,18 +309,8 @@ def launcher_error(
             "failure of it: it ended with exit code 0 before it was done, as os._exit(0) would, unless "
             f"someone told {name} to end."
         )
-    if far and not started and (unreached := words.unreached(tail, far)) is not None:
-        message = words.sentence(name, [unreached[0]] if unreached[0] else far, unreached[1])
-    elif far and not started and (lacks := words.lacking(tail)):
-        message = f"{name} starts on {_listed(far)} what is not there ({lacks}): {words.INSTALL}."
-    elif far and not started and (daemon := words.daemon_ended(tail, far)) is not None:
-        message = words.daemon_sentence(name, *daemon)
-    elif far and not started:
-        failed = [host for host in far if any(host in line.split() for line in tail)] or list(far)
-        message += (
-            f" It starts ranks over ssh on {', '.join(failed[:_SHOWN])}: see that ssh is installed here, "
-            f"that `ssh {failed[0]}` connects without a question, and that this program is installed there."
-        )
+    if far and not started:
+        message = words.not_begun(name, tail, far) or message + words.to_look_at(tail, far)
     if not started and (advice := files_advice(_FEW_FILES)):
         message += f" It may have too few descriptors for its pipes and sockets: {advice}."
         if not far and any(re.search(_INSIDE, line) for line in tail):
@@ -328,10 +318,6 @@ def launcher_error(
     if tail:
         message += " It said:\n" + "\n".join(f"  {line}" for line in tail if line.strip("- "))
     return RankFailedError(message) if started else LaunchError(message)
-
-
-def _listed(hosts: Sequence[str]) -> str:
-    return f"host {hosts[0]}" if len(hosts) == 1 else f"one of the hosts {', '.join(hosts[:_SHOWN])}"
 
 
 def _last(heard: Said | None, rank: int) -> Sequence[str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from launcher.common.mpi_library import AS_ROOT
 from launcher.errors import LaunchError
-from launcher.job.places.hosts import remote_hosts
+from launcher.job.places.hosts import over_ssh, remote_hosts
 from launcher.starters import cause
 from launcher.starters import environment as environments
 from launcher.starters.base import Launcher
@@ -168,7 +168,7 @@ class MpirunLauncher(Launcher):
         else:
             command += ["-hosts", host]
         full = {**_environ(mpirun.path, inherited), **_settings(mpirun.flavour, inherited), **ours}
-        limits, given = limited(mpirun.flavour, mpirun.path, full, self.placement.mpi_args)
+        limits, given = limited(mpirun.flavour, mpirun.path, full, self.placement.mpi_args, [host])
         return [*command, *given, sys.executable, "-m", module], full | limits
 
     def start(
@@ -200,7 +200,7 @@ class MpirunLauncher(Launcher):
         full = {**_environ(mpirun.path, inherited), **_settings(mpirun.flavour, inherited), **ours, **here}
         far, given = None if local else table, list(self.placement.mpi_args)
         if far:
-            limits, given = limited(mpirun.flavour, mpirun.path, full, given)
+            limits, given = limited(mpirun.flavour, mpirun.path, full, given, over_ssh(remote_hosts(far)))
             full |= limits
         try:
             with _listed(mpirun.flavour, far) as (descriptor, path):

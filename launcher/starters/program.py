@@ -7,9 +7,9 @@ import os
 import subprocess
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from launcher.starters.base import Ended, Handle, Pipe
+from launcher.starters.reach.ways import is_way, marked
 from ranks.common import processes
 from ranks.common.settings import JOB
 
@@ -97,17 +97,20 @@ def end_left(session: int | None, mark: str, groups: Collection[int] | None = No
     """Ends what is left of a session (None: of any) on this host: children of ranks, which the program does
     not end.
 
-    ``mark`` stands in their environment; without it they are somebody else's, who got the same number.
+    ``mark``: as in `marked`; what has none got the same number.
     ``groups``: of these process groups only.
     """
 
     def ours(pid: int, name: bytes, fields: Sequence[bytes]) -> bool:
-        # MPICH's ssh has a session of its own, and would try for long to reach a host that is gone.
-        is_ssh = groups is None and name == b"ssh"
-        return (
-            (session is None or int(fields[3]) == session or is_ssh)
-            and (groups is None or int(fields[2]) in groups)
-            and mark.encode() in Path("/proc", str(pid), "environ").read_bytes()
-        )
+        if groups is not None and int(fields[2]) not in groups:
+            return False
+        if (
+            session is not None
+            and int(fields[3]) != session
+            and (groups is not None or not is_way(pid, name))
+        ):
+            # MPICH's ssh has a session of its own, and would try for long to reach a host that is gone.
+            return False
+        return marked(pid, mark)
 
     processes.ask_to_end(lambda: processes.running(ours))

@@ -36,6 +36,8 @@ class SshLauncher(Launcher):
     """Starts the ranks of each host over one connection."""
 
     name = "ssh"
+    _limits: Mapping[str, Sequence[str]] = {}
+    """When ssh gives up on each host, as far as that was asked for already."""
 
     def on_host(self, host: str, module: str, environment: Mapping[str, str]) -> tuple[list[str], None]:
         return self.reach(host, environments.python_path(environments.clean()), module), None
@@ -55,7 +57,8 @@ class SshLauncher(Launcher):
                 f"There is no ssh on PATH, by which to reach {host}: install OpenSSH's client, or use "
                 "--launcher mpirun."
             )
-        return [ssh, *_QUIET, *patience.OPTIONS, "--", host, shlex.join(["exec", *words])]
+        known = self._limits if host in self._limits else patience.options([host], [ssh, *_QUIET])
+        return [ssh, *_QUIET, *known[host], "--", host, shlex.join(["exec", *words])]
 
     def start(
         self,
@@ -72,6 +75,9 @@ class SshLauncher(Launcher):
             ours["PYTHONPATH"] = path
         there = environments.python_there(path, "-m", _AGENT)
         hosts = []
+        if ssh := shutil.which("ssh"):
+            far = [host for host in table.hosts if not is_here(host)]
+            self._limits = patience.options(far, [ssh, *_QUIET])
         for host, devices in table.hosts.items():
             asked: Asked = {
                 "folder": str(Path.cwd()),

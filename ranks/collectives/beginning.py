@@ -15,7 +15,7 @@ import sys
 import threading
 from typing import Any
 
-from ranks.common.leaving import MPICH_FILE, remove_shared
+from ranks.common.leaving import remove_mpich_files
 from ranks.common.pulse import wait
 from ranks.identity.place import Identity
 
@@ -53,7 +53,7 @@ def _begin(mpi: Any) -> None:
         # On all ranks: one alone on its host shares no file. When all have opened theirs, no name is needed,
         # and whatever ends a rank from now on leaves nothing.
         mpi.COMM_WORLD.Barrier()
-        remove_shared(MPICH_FILE)
+        remove_mpich_files()
 
 
 def _watch(identity: Identity, seconds: float, begun: threading.Event) -> None:
@@ -72,7 +72,7 @@ def _watch(identity: Identity, seconds: float, begun: threading.Event) -> None:
 
 def end(why: str) -> None:
     """Ends this process from whichever thread calls it, and takes with it what MPICH would leave behind."""
-    remove_shared(MPICH_FILE)
+    remove_mpich_files()
     with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it any more
         print(f"shardrun: error: {why}", file=sys.stderr, flush=True)
     os._exit(1)

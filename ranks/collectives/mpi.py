@@ -26,7 +26,7 @@ from ranks.collectives.host import HostCommunicator, What
 from ranks.collectives.single import SingleCommunicator
 from ranks.collectives.whole import CLOSED, FORKED
 from ranks.common import sources
-from ranks.common.leaving import OPEN_MPI_FILE, remove_shared
+from ranks.common.leaving import remove_open_mpi_files
 from ranks.common.sources import BY_MPI
 from ranks.errors import CollectiveError, CollectiveTimeoutError, DeviceError, PeerLostError
 from ranks.identity.place import Identity
@@ -360,7 +360,7 @@ def connect(identity: Identity, timeout: float) -> MpiCommunicator:
     library = MPI.Get_library_version().splitlines()[0].split(",")[0]
     if found != identity.world_size:
         if began and found == 1:
-            remove_shared(OPEN_MPI_FILE)
+            remove_open_mpi_files()
         raise CollectiveError(
             f"MPI ({library}) made a world of {found}, but {identity.source} say that {identity.world_size} "
             "ranks were started: this MPI library does not understand the launcher that was used. Start the "

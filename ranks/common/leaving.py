@@ -7,14 +7,14 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
-MPICH_FILE, OPEN_MPI_FILE = "mpich_shm_", "sm_segment."
+_MPICH_FOLDER, _MPICH_FILE, _OPEN_MPI_FILE = "/dev/shm", "mpich_shm_", "sm_segment."
 """How the names of the files begin by which an MPI's ranks of one host share memory. MPICH removes its own
 only when MPI ends in order, though no rank opens it after MPI has begun. Open MPI's is in the folder of its
 mpirun, which clears that; but a process that no mpirun has started leaves its own in any case."""
@@ -75,8 +75,14 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def shared_files(begin: str, pid: int | str = "self") -> set[str]:
-    """The files of shared memory of a process whose names begin so, as long as they have these names."""
+def mpich_files(pid: int | str = "self") -> set[str]:
+    """The files by which a process shares memory with MPICH's other ranks, as long as they have names."""
+    files = _mapped(_MPICH_FILE, pid)
+    return {path for path in files if path.rpartition("/")[0] == _MPICH_FOLDER}
+
+
+def _mapped(begin: str, pid: int | str) -> set[str]:
+    """The files in the memory of a process whose names begin so, as long as they have these names."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8") as maps:  # noqa: PTH123 - an import less
         paths = {words[5].rstrip("\n") for line in maps if len(words := line.split(None, 5)) > 5}
         there = {path for path in paths if not path.endswith(" (deleted)")}
@@ -84,11 +90,21 @@ def shared_files(begin: str, pid: int | str = "self") -> set[str]:
     return set()
 
 
-def remove_shared(begin: str) -> None:
-    """Removes them, unless another process has."""
-    for path in shared_files(begin):
+def remove_mpich_files() -> None:
+    """Removes those of this process, unless another rank has: no rank opens them after MPI has begun, nor
+    where it does not begin."""
+    _remove(mpich_files())
+
+
+def remove_open_mpi_files() -> None:
+    """The same of Open MPI, for a process that no mpirun has started."""
+    _remove(_mapped(_OPEN_MPI_FILE, "self"))
+
+
+def _remove(paths: Collection[str]) -> None:
+    for path in paths:
         with contextlib.suppress(OSError):
-            os.unlink(path)  # noqa: PTH108 - the same
+            os.unlink(path)  # noqa: PTH108 - an import less
 
 
 class _OfScripts:
@@ -119,7 +135,7 @@ class _OfScripts:
                     sys.meta_path.remove(self)
                     sys.meta_path.insert(0, self)
                 elif module.Is_initialized():
-                    remove_shared(MPICH_FILE)
+                    remove_mpich_files()
 
             spec.loader.exec_module = begin  # type: ignore[method-assign]
         return spec

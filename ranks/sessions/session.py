@@ -165,6 +165,8 @@ _SOURCE_PLACE = re.compile(r"\S*/onnxruntime/\S+\.(?:h|hpp|cc|cpp|cu):\d+ (?:.*?
 """Where in ONNX Runtime's source a check stands, and its condition where words follow."""
 _PARAMETERS = re.compile(r"(?<=\w)\([^()]{20,}\)(?= .* was false\.?$)")
 """Those of the function in which a check stands, beside which its condition is lost."""
+_LOOKED_AT, _SHOWN = 4000, 600
+"""Characters of an error."""
 
 
 def reason(error: Exception) -> str:
@@ -173,11 +175,12 @@ def reason(error: Exception) -> str:
     for mark in ("Status Message: ", "[ONNXRuntimeError] : "):
         if mark in text:
             text = text.split(mark, 1)[1]
+    text = text[:_LOOKED_AT]  # names of a model's file may be as long as that
     text = _PARAMETERS.sub("()", _SOURCE_PLACE.sub("", devices.said(text)))
     more = limits.shortage(error)
     if more and limits.of_memory(error):
         more = devices.memory_advice() or more
-    return text[:600].rstrip(".") + (f"; {more}." if more else ".")
+    return text[:_SHOWN].rstrip(".") + (f"; {more}." if more else ".")
 
 
 def run_error(error: Exception) -> ModelError:

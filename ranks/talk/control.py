@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TypeVar
 
-from ranks.common.leaving import MPICH_FILE, remove_shared
+from ranks.common.leaving import remove_mpich_files
 from ranks.common.pulse import Pulse, wait
 from ranks.common.settings import SCRATCH
 from ranks.errors import PeerLostError, ShardrunError, is_usage
@@ -256,7 +256,7 @@ class Control:
             import shutil
 
             shutil.rmtree(scratch, ignore_errors=True)
-        remove_shared(MPICH_FILE)  # where it is still in MPI_Init
+        remove_mpich_files()  # where it is still in MPI_Init
         os._exit(EXIT_ORPHANED)
 
 

@@ -10,17 +10,21 @@ the rank has left running, and ends in the same way.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import resource
 import select
 import signal
 import socket
 import sys
+import termios
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 from ranks.common import processes, sources
+from ranks.common.descriptors import close_all
 from ranks.errors import ShardrunError
 from ranks.talk import stacks
 from ranks.talk.connect import EXIT_ORPHANED, adopt_orphans, die_with_parent, open_socket
@@ -31,7 +35,13 @@ _OWN = 0x20000000 if sys.platform == "linux" else 0
 """waitpid(2), __WNOTHREAD: not the children of other threads, which wait for them themselves. What
 descendants leave is the first thread's."""
 _DAEMONS = ("prted", "orted")
+_SHARED, _OF_ONE = "prted", b"prterun-"
+"""Which daemon may be a DVM's; and how the names of jobs begin that have one of their own."""
 _GRACE_SECONDS, _ORDERLY_SECONDS = 1.5, 2.0
+_BROKEN_SECONDS = 10.0
+"""By then the connection of a host that is cut off has broken, which may be later than the rank's, and all
+its ranks have ended."""
+_TCP_CLOSE = 7  # of tcp_states.h
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -87,8 +97,8 @@ def _stay(child: int, address: str, job: str, rank: int, world_size: int) -> NoR
                 told.sendall(_frame(Kind.BYE if over else Kind.PONG, fields))
         if over:
             code = os.waitstatus_to_exitcode(status)
-            if told is None or code == EXIT_ORPHANED:
-                _end_daemon_later()
+            if code == EXIT_ORPHANED if told is not None else code:
+                _end_daemon_later(told)
             _end_alike(code)
 
 
@@ -108,29 +118,79 @@ def _answer(told: socket.socket, child: int, sending: threading.Lock) -> None:
                     told.sendall(_frame(Kind.PONG, {"stacks": text}))
 
 
-def _end_daemon_later() -> None:
-    """Has Open MPI's daemon, where it started this process, asked to end when it has not done so soon.
+def _end_daemon_later(told: socket.socket | None) -> None:
+    """Has Open MPI's daemon, where it started this process, asked to end when it has not done so soon, nor
+    is ``told`` connected any more: to end with the rank's code is no sign of that.
 
     On a host that is cut off it would try for a quarter of an hour to tell its mpirun of the rank. Where the
     launcher has ended only, or a firewall is between, mpirun ends it in time.
     """
     daemon = os.getppid()
     known = processes.status(daemon)
-    if known is None or known.name not in _DAEMONS:
+    if known is None or known.name not in _DAEMONS or not _serves_one(daemon, known.name):
         return
     with contextlib.suppress(OSError):
         process = os.pidfd_open(daemon)
         if os.getppid() != daemon or os.fork():
             return
-        # With nothing open that the daemon reads, and not in the session that it ends.
-        os.setsid()
-        os.dup2(process, 0)
-        os.closerange(1, os.sysconf("SC_OPEN_MAX"))
-        for number, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, _ORDERLY_SECONDS)):
-            if select.select([0], [], [], seconds)[0]:
-                break
-            signal.pidfd_send_signal(0, number)
-        os._exit(0)
+        try:
+            _end_daemon(daemon, process, told)
+        finally:
+            os._exit(0)  # whatever has failed: what follows is the other process's to do
+
+
+def _serves_one(daemon: int, name: str) -> bool:
+    """Whether a daemon is that of one mpirun, by its command, and not of a DVM, which many share."""
+    with contextlib.suppress(OSError), open(f"/proc/{daemon}/cmdline", "rb") as command:  # noqa: PTH123 - an import less
+        return name not in _SHARED or _OF_ONE in command.read()
+    return False
+
+
+def _end_daemon(daemon: int, process: int, told: socket.socket | None) -> None:
+    for number in _PASSED_ON:  # the rank's number may be another's by now
+        signal.signal(number, signal.SIG_DFL)
+    # With nothing open that the daemon reads, and not in the session that it ends.
+    os.setsid()
+    kept = {process} if told is None else {process, told.fileno()}
+    close_all([number for number in map(int, os.listdir("/proc/self/fd")) if number not in kept])  # noqa: PTH208
+    by = time.monotonic() + _BROKEN_SECONDS
+    while not select.select([process], [], [], _GRACE_SECONDS)[0]:
+        if (told is None or _is_broken(told)) and not _has_work(daemon):
+            break
+        if time.monotonic() > by:
+            return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if processes.is_over(process):
+            return
+        signal.pidfd_send_signal(process, number)
+        select.select([process], [], [], _ORDERLY_SECONDS)
+
+
+def _is_broken(connection: socket.socket) -> bool:
+    """Whether a connection that this side has not ended is gone, or the other host does not even take what
+    was sent a while ago. One that the other side ends in order is there until this side does so too."""
+    with contextlib.suppress(OSError):
+        waiting = fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4))
+        state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        return state == _TCP_CLOSE or any(waiting)
+    return False
+
+
+def _has_work(daemon: int) -> bool:
+    """Whether what a daemon has started runs: other ranks, which may go on, or end themselves soon."""
+    others = (child for child in _started_by(daemon) if child != os.getpid())
+    return any(processes.status(child) is not None for child in others)
+
+
+def _started_by(pid: int) -> list[int]:
+    """The children of a process."""
+    found = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - an import less
+            path = f"/proc/{pid}/task/{thread}/children"
+            with contextlib.suppress(OSError), open(path) as children:  # noqa: PTH123 - the same
+                found += [int(child) for child in children.read().split()]
+    return found
 
 
 def _pass_on(child: int, number: int) -> None:
@@ -153,12 +213,7 @@ def _children() -> Iterator[processes.Found]:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    found = []
-    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - an import less
-        path = f"/proc/self/task/{thread}/children"
-        with contextlib.suppress(OSError), open(path) as children:  # noqa: PTH123 - the same
-            found += [int(child) for child in children.read().split()]
-    for child in found:
+    for child in _started_by(os.getpid()):
         if _group(child) == os.getpgrp():
             with contextlib.suppress(ProcessLookupError), processes.held(child) as one:
                 yield one

@@ -50,7 +50,7 @@ _ABSENT_OF_COMPLETIONS: Values = {"suffix": ("",)}
 MOST_PRIORITY = 2**53
 
 
-_NAMED = re.compile(r"(\w+)[\w.\[\]]*(?=: )")
+_NAMED = re.compile(r"(\w+)(?:[.\[\]][\w.\[\]]*)?(?=: )")
 
 
 def named(message: str) -> str | None:

@@ -72,10 +72,10 @@ class AgentsHandle(Handle):
         for agent in self._agents:
             agent.kill(deadline)
 
-    def lose(self, rank: int) -> None:
-        """See `Handle.lose`: the agent there will not end when it is told to."""
+    def cut_off(self, rank: int) -> None:
+        """See `Handle.cut_off`: the agent there will not end when it is told to."""
         for agent in self._agents:
-            agent.lose(rank)
+            agent.cut_off(rank)
 
     def close(self) -> None:
         """Ends what is left of the connections."""
@@ -182,7 +182,7 @@ class Agent:
             except subprocess.TimeoutExpired:
                 self._connection.kill()
 
-    def lose(self, rank: int) -> None:
+    def cut_off(self, rank: int) -> None:
         """Ends the connection at once, where it is the one to this rank."""
         if rank in self._ranks:
             self.kill(0.0)

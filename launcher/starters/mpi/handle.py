@@ -14,8 +14,8 @@ from launcher.starters.base import SOME_RANK, Ended
 from launcher.starters.loopback import family, move_to_loopback
 from launcher.starters.program import ProgramHandle, end_left
 from launcher.starters.reach import words
-from launcher.starters.reach.ways import Ways
-from ranks.common.leaving import MPICH_FILE, shared_files
+from launcher.starters.reach.ways import Ways, marked
+from ranks.common.leaving import mpich_files
 from ranks.talk.connect import EXIT_ORPHANED
 from sharding.common.text import human_bytes
 
@@ -31,19 +31,31 @@ _TAG = {
 # does not say the rank, and ORs the signal with the 9 by which it ended the others: only 9 and 11 can be
 # believed.
 _REPORTS = (
-    re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on\s+signal (?P<signal>\d+)"),
-    re.compile(r"Process name: \[\S*,(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)"),
-    re.compile(r"RANK (?P<rank>\d+) PID \d+ RUNNING AT \S+\s+=\s+KILLED BY SIGNAL: (?P<signal>\d+)"),
+    re.compile(
+        r"process rank (?P<rank>\d{1,7}) with PID \d+ on node \S+ exited on\s+signal (?P<signal>\d{1,3})"
+    ),
+    re.compile(r"Process name: \[\S*,(?P<rank>\d{1,7})\]\s+Exit code:\s+(?P<code>\d{1,9})"),
+    re.compile(r"RANK (?P<rank>\d{1,7}) PID \d+ RUNNING AT \S+\s+=\s+KILLED BY SIGNAL: (?P<signal>\d{1,3})"),
     re.compile(r"EXIT STRING: [^(]*\(signal (?P<signal>9|11)\)"),
 )
 
 # MPICH 5, of what it started for a rank and what a signal has ended: of the first of a host, which it may
 # have killed itself. The code is the kernel's.
-_KILLED = re.compile(r"PID (?P<pid>\d+) RUNNING AT (?P<host>\S+)\s+=\s+EXIT CODE: (?P<status>\d+)")
+_KILLED = re.compile(r"PID (?P<pid>\d{1,9}) RUNNING AT (?P<host>\S+)\s+=\s+EXIT CODE: (?P<status>\d{1,9})")
 _SIGNAL_BITS = 0x7F
 
-# MPICH and Intel MPI, whose mpirun may wait for ever then.
-_MISSING = re.compile(r"\[(\d+)\] \[proxy:.* execvp error on file (.+) \((.+)\)$")
+_MISSING = " execvp error on file "
+"""MPICH's and Intel MPI's word, whose mpirun may wait for ever then."""
+
+
+def _missing(line: str) -> tuple[int, str, str] | None:
+    """The rank in whose name a daemon says that it cannot start a program, which one, and why."""
+    head, mark, said = line.rstrip().partition(_MISSING)
+    rank = marks.HYDRA.match(head) if mark else None
+    what, mark, why = said.rpartition(" (")
+    if rank is None or not head.startswith("[proxy:", rank.end()) or not (mark and why.endswith(")")):
+        return None
+    return int(rank[1]), what, why[:-1]
 
 
 class MpirunHandle(ProgramHandle):
@@ -82,7 +94,7 @@ class MpirunHandle(ProgramHandle):
             yield Ended(SOME_RANK, code)
 
     def attribute(self, line: str) -> list[tuple[int | None, str]]:
-        if self._flavour not in OPEN_MPI and _MISSING.match(line):
+        if self._flavour not in OPEN_MPI and _missing(line):
             return [(None, line)]  # the daemon's word, in the rank's name
         tag = _TAG[self._flavour]
         # Open MPI puts what a rank wrote without ending its line, and then another's, into one line. The
@@ -99,8 +111,9 @@ class MpirunHandle(ProgramHandle):
 
     def heard(self, line: str) -> Sequence[Ended]:
         """Finds in mpirun's own words which rank ended first and how; see `Handle.heard`."""
-        if found := _MISSING.match(line):
-            return [Ended(int(found[1]), None, words.not_started(found[2], found[3]))]
+        if (lacks := _missing(line)) is not None:
+            rank, what, why = lacks
+            return [Ended(rank, None, words.not_started(what, why))]
         if self._reported:
             return ()
         self._said = (self._said + line)[-4000:]
@@ -117,16 +130,21 @@ class MpirunHandle(ProgramHandle):
                 return [Ended(said.get("rank", SOME_RANK), code)]
         return ()
 
-    def look(self, here: Collection[int], awaited: Collection[str]) -> str:
-        """See `Handle.look`. Open MPI ends when its ssh does; the others do not, after a daemon has begun."""
+    def lost_host(self, here: Collection[int], awaited: Collection[str]) -> str:
+        """See `Handle.lost_host`. Open MPI ends when its ssh does; the others do not, after a daemon has
+        begun."""
         if self._flavour in OPEN_MPI:
             return ""
         for pid in here:
-            self._shared |= shared_files(MPICH_FILE, pid)
+            held = mpich_files(pid)
+            # Afterwards: what has its number by then may be another process, and another's file.
+            with contextlib.suppress(OSError):
+                if held and marked(pid, self._job):
+                    self._shared |= held
         return self._ways.lost(awaited) if awaited else ""
 
-    def lose(self, rank: int) -> None:
-        """See `Handle.lose`: mpirun waits for its daemon there, and ends nothing meanwhile."""
+    def cut_off(self, rank: int) -> None:
+        """See `Handle.cut_off`: mpirun waits for its daemon there, and ends nothing meanwhile."""
         self._cut = True
 
     def terminate(self) -> None:

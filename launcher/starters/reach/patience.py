@@ -1,7 +1,8 @@
 """When ssh gives up on a host: ours, and the ssh by which an mpirun starts its daemons.
 
 By itself an mpirun waits for ever for a host that answers nothing, or whose cable is cut before its daemon
-has begun. What the user has set comes first: of two values of one option ssh takes the first.
+has begun. What the user has set comes first: of two values of one option ssh takes the first, and what stands
+in ssh's files is asked for, since a command line overrides it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from launcher.starters.reach.settings import set_for
+
 CONNECT_SECONDS = 15
-OPTIONS = (
-    *("-o", f"ConnectTimeout={CONNECT_SECONDS}"),
-    # A host that is gone is noticed in about the time in which the control channel does.
-    *("-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=2"),
-)
+_CONNECTING = ("-o", f"ConnectTimeout={CONNECT_SECONDS}")
+# A host that is gone is noticed in about the time in which the control channel does.
+_LIVING = ("-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=2")
+OPTIONS = (*_CONNECTING, *_LIVING)
+_CONNECT, _DEFAULTS = "connecttimeout", {"serveraliveinterval": "0", "serveralivecountmax": "3"}
+"""What ssh does where nothing is said, in its own words (`ssh -G`)."""
 _IDLE = {"time": 9, "intvl": 2, "probes": 3}
 """Seconds, and how often: after 15 s of silence Open MPI's daemon on a host that is cut off ends, where no
 rank of ours is there that ends it. The job has ended before: nothing in it waits for this."""
@@ -28,21 +32,60 @@ _BY_OTHERS = ("SLURM_", "LSB_", "PBS_", "PE_HOSTFILE", "COBALT_", "LOADL_")
 these would be given the same arguments."""
 
 
+def options(
+    hosts: Sequence[str], command: Sequence[str] = ("ssh",), environ: Mapping[str, str] | None = None
+) -> dict[str, tuple[str, ...]]:
+    """Our options for each host, without those of which ssh's files say something themselves."""
+    said = set_for(command, hosts, {_CONNECT: "none", **_DEFAULTS}, environ)
+    return {
+        host: (*(() if _CONNECT in found else _CONNECTING), *(_LIVING if found <= {_CONNECT} else ()))
+        for host, found in said.items()
+    }
+
+
+def _ours(command: Sequence[str], asked: _Asked) -> str:
+    """Our options behind an ssh with those of the user, for all hosts."""
+    if not asked.hosts:
+        return " ".join(OPTIONS)
+    found = options(asked.hosts, command, asked.environ).values()
+    kept = (part for part in (_CONNECTING, _LIVING) if all(set(part) <= set(one) for one in found))
+    return " ".join(word for part in kept for word in part)
+
+
+class _Asked(NamedTuple):
+    """Who is to be reached, and with which variables ssh runs."""
+
+    hosts: Sequence[str]
+    environ: Mapping[str, str]
+
+
 class _OpenMpi(NamedTuple):
     prefix: str
     agent: str
     named: str
     """A pattern of what the agent is called on a command line."""
+    more: str
+    """What holds more arguments for it, which come after those that stand beside its name."""
     folder: str
     file: str
 
 
 _OPEN_MPIS = {
     "openmpi": _OpenMpi(
-        "PRTE_MCA_", "plm_ssh_agent", r"(prte|plm_ssh|plm_rsh)_(ssh_|rsh_)?agent", ".prte", "prte"
+        "PRTE_MCA_",
+        "plm_ssh_agent",
+        r"(prte|plm_ssh|plm_rsh)_(ssh_|rsh_)?agent",
+        "plm_ssh_args",
+        ".prte",
+        "prte",
     ),
     "openmpi4": _OpenMpi(
-        "OMPI_MCA_", "plm_rsh_agent", r"(orte|pls|plm)_(ssh|rsh)_agent", ".openmpi", "openmpi"
+        "OMPI_MCA_",
+        "plm_rsh_agent",
+        r"(orte|pls|plm)_(ssh|rsh)_agent",
+        "plm_rsh_args",
+        ".openmpi",
+        "openmpi",
     ),
 }
 
@@ -68,35 +111,54 @@ _HYDRAS = {
 
 
 def limited(
-    flavour: str, mpirun: Path, environ: Mapping[str, str], arguments: Sequence[str]
+    flavour: str,
+    mpirun: Path,
+    environ: Mapping[str, str],
+    arguments: Sequence[str],
+    hosts: Sequence[str] = (),
 ) -> tuple[dict[str, str], list[str]]:
-    """Variables for an ``mpirun`` that is to reach other hosts, and the user's ``arguments`` as it is to get
-    them, so that its ssh gives up. Where another program is to be used, nothing is changed."""
-    given = list(arguments)
+    """Variables for an ``mpirun`` that is to reach other ``hosts``, and the user's ``arguments`` as it is to
+    get them, so that its ssh gives up. Where another program is to be used, nothing is changed."""
+    given, asked = list(arguments), _Asked(hosts, environ)
     if (open_mpi := _OPEN_MPIS.get(flavour)) is not None:
-        return _of_open_mpi(open_mpi, mpirun, environ, given), given
-    return _of_hydra(_HYDRAS[flavour], environ, given), given
+        return _of_open_mpi(open_mpi, mpirun, asked, given), given
+    return _of_hydra(_HYDRAS[flavour], asked, given), given
 
 
-def _of_open_mpi(
-    known: _OpenMpi, mpirun: Path, environ: Mapping[str, str], arguments: list[str]
-) -> dict[str, str]:
-    """Amends an agent in ``arguments``, which wins over variables, as these do over files."""
-    said = _in_files(known, mpirun, environ)
+def _of_open_mpi(known: _OpenMpi, mpirun: Path, asked: _Asked, arguments: list[str]) -> dict[str, str]:
+    """Amends an agent in ``arguments``, which wins over variables, as these do over files; or what is said
+    of its arguments, where something is."""
+    environ, said = asked.environ, _in_files(known, mpirun, asked.environ)
     idle = {f"oob_tcp_keepalive_{name}": str(value) for name, value in _IDLE.items()}
     if any(name in said or known.prefix + name in environ for name in idle):
         idle = {}
     found = {known.prefix + name: value for name, value in idle.items()}
-    places = [
-        at + 2 for at, (option, name) in enumerate(itertools.pairwise(arguments[:-1]))
-        if re.fullmatch(r"--?g?(prte)?mca", option) and re.fullmatch(known.named, name)
-    ]  # fmt: skip
-    for at in places:
-        arguments[at] = _with_our_options(arguments[at])
-    if not places:
-        name = known.prefix + known.agent
-        found[name] = _with_our_options(environ.get(name) or said.get(known.agent) or "ssh : rsh")
+    agents, more = _places(known.named, arguments), _places("plm_(ssh|rsh)_args", arguments)
+    agent_name, more_name = known.prefix + known.agent, known.prefix + known.more
+    agent = environ.get(agent_name) or said.get(known.agent) or "ssh : rsh"
+    if words := " ".join(arguments[at] for at in more) or environ.get(more_name) or said.get(known.more):
+        first = (arguments[agents[-1]] if agents else agent).partition(":")[0]
+        if not _is_ssh(first):
+            return found
+        told = f"{words} {_ours([*first.split(), *words.split()], asked)}".rstrip()
+        if more:
+            arguments[more[-1]] = told.removeprefix(" ".join(arguments[at] for at in more[:-1])).lstrip()
+        else:
+            found[more_name] = told
+        return found
+    for at in agents:
+        arguments[at] = _with_our_options(arguments[at], asked)
+    if not agents:
+        found[agent_name] = _with_our_options(agent, asked)
     return found
+
+
+def _places(named: str, arguments: Sequence[str]) -> list[int]:
+    """Where the values of a parameter of such a name stand on the command line."""
+    return [
+        at + 2 for at, (option, name) in enumerate(itertools.pairwise(arguments[:-1]))
+        if re.fullmatch(r"--?g?(prte)?mca", option) and re.fullmatch(named, name)
+    ]  # fmt: skip
 
 
 def _in_files(known: _OpenMpi, mpirun: Path, environ: Mapping[str, str]) -> dict[str, str]:
@@ -114,10 +176,11 @@ def _in_files(known: _OpenMpi, mpirun: Path, environ: Mapping[str, str]) -> dict
     return said
 
 
-def _with_our_options(agents: str) -> str:
+def _with_our_options(agents: str, asked: _Asked) -> str:
     """A list of agents, of which Open MPI takes the first that is there: of each ssh with our options."""
     return " : ".join(
-        " ".join([one.strip(), *OPTIONS]) if _is_ssh(one) else one.strip() for one in agents.split(":")
+        f"{one.strip()} {_ours(one.split(), asked)}".rstrip() if _is_ssh(one) else one.strip()
+        for one in agents.split(":")
     )
 
 
@@ -125,21 +188,27 @@ def _is_ssh(command: str) -> bool:
     return os.path.basename((command.split() or [""])[0]) == "ssh"  # noqa: PTH119 - of a command
 
 
-def _of_hydra(known: _Hydra, environ: Mapping[str, str], arguments: Sequence[str]) -> dict[str, str]:
+def _of_hydra(known: _Hydra, asked: _Asked, arguments: Sequence[str]) -> dict[str, str]:
+    environ = asked.environ
     launcher = _asked_for(known.launcher, environ, arguments)
     if any(one != "ssh" for one in launcher):
         return {}
     if not launcher and any(name.startswith(_BY_OTHERS) for name in environ):
         return {}
-    if not all(_is_ssh(one) for one in _asked_for(known.program, environ, arguments)):
+    programs = _asked_for(known.program, environ, arguments)
+    if not all(_is_ssh(one) for one in programs):
         return {}
-    return {known.more: " ".join(filter(None, [environ.get(known.more), *OPTIONS]))}
+    more = environ.get(known.more) or ""
+    ours = _ours([*(programs or ["ssh"])[:1], *more.split()], asked)
+    return {known.more: " ".join(filter(None, [more, ours]))}
 
 
 def _asked_for(names: Iterable[str], environ: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
-    """The values of some variables and options, as far as they are given."""
+    """The values of some variables and options, as far as they are given; an option's value may stand in the
+    same word."""
     found = [environ[name] for name in names if environ.get(name)]
-    for word, value in itertools.pairwise(arguments):
-        if "-" + word.lstrip("-") in names:
-            found.append(value)
+    for word, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        option, mark, value = word.partition("=")
+        if word.startswith("-") and "-" + option.lstrip("-") in names:
+            found.append(value if mark else following)
     return found

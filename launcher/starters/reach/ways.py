@@ -16,12 +16,26 @@ _WITH_VALUE = "BbcDEeFIiJLlmOopPQRSWw"
 """ssh's options that have one."""
 
 
+def marked(pid: int, mark: str) -> bool:
+    """Whether ``mark`` stands in the environment of a process; without it, it is somebody else's. Raises
+    `OSError` where it cannot be read."""
+    return mark.encode() in Path("/proc", str(pid), "environ").read_bytes()
+
+
+def is_way(pid: int, name: bytes) -> bool:
+    """Whether a process is an ssh of one connection. One that is left to others, as `ControlPersist` has it,
+    carries those of the user by now; it says so in its command."""
+    if name != b"ssh":
+        return False
+    return not Path("/proc", str(pid), "cmdline").read_bytes().rstrip(b"\0 ").endswith(b"[mux]")
+
+
 class Ways:
     """Those that are there, and those that were. They have sessions of their own in part."""
 
     def __init__(self, mark: str) -> None:
-        """``mark`` stands in their environment; without it they are somebody else's."""
-        self._mark = mark.encode()
+        """``mark``: as in `marked`."""
+        self._mark = mark
         self._seen: set[str] = set()
         self._gone: dict[str, float] = {}
 
@@ -29,7 +43,7 @@ class Ways:
         """The first of some hosts to which there was a way, and is none any more; else "". What mpirun says
         itself in the time that it then has says more: a program that is missing there ends a way too."""
         there: set[str] = set()
-        for found in self._running(b"ssh"):
+        for found in self._running():
             there.add(_target(found.pid))
         now = time.monotonic()
         gone = {host for host in hosts if host in self._seen and host not in there}
@@ -41,14 +55,13 @@ class Ways:
     def end(self) -> None:
         """Ends them at once, with what Intel's mpirun, a script, has started: none has anything to say any
         more."""
-        for found in self._running(b"ssh", b"mpiexec.hydra"):
+        for found in self._running(b"mpiexec.hydra"):
             processes.tell(found, signal.SIGKILL)
 
-    def _running(self, *names: bytes) -> Iterator[processes.Found]:
+    def _running(self, *more: bytes) -> Iterator[processes.Found]:
+        """``more``: names of other programs."""
         return processes.running(
-            lambda pid, name, fields: (
-                name in names and self._mark in Path("/proc", str(pid), "environ").read_bytes()
-            )
+            lambda pid, name, fields: (name in more or is_way(pid, name)) and marked(pid, self._mark)
         )
 
 

@@ -23,8 +23,10 @@ from launcher.serving.context import Call, Context, Frame
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.models import Repository
+from launcher.serving.openai import fields
 from launcher.serving.openai.answers import Answer, Spelling
 from launcher.serving.parsing.pace import LARGE
+from tests.growth import as_lines_do
 from tests.launcher.serving.running import Running
 from tests.ranks.threads import until
 
@@ -436,3 +438,10 @@ def test_who_asks_and_how_urgently_goes_to_the_queue(
     assert [priority for _, priority in seen] == [7, 0, 0]
     # Without tokens a client is its address.
     assert seen[0][0] == seen[1][0] == seen[2][0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("part", ["a", "a.", "[", "1a"])
+def test_a_long_name_of_a_field_takes_no_more_than_its_length(part: str) -> None:
+    """A client chooses it."""
+    assert as_lines_do(fields.named, part)
+    assert fields.named("messages[0].role: what") == "messages[0].role"

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import stat
+import subprocess
 import sys
 import uuid
 from pathlib import Path
@@ -482,3 +483,32 @@ def test_a_program_that_a_host_lacks_is_named(flavour: str) -> None:
         pass
     for pipe in handle.pipes:
         os.close(pipe.descriptor)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_only_what_a_rank_of_the_job_shares_is_removed(ours: bool) -> None:
+    """Its number may be another process's by now, and that one's file another job's."""
+    mark = f"SHARDRUN_JOB={uuid.uuid4().hex}"
+    path = Path(f"/dev/shm/mpich_shm_{os.getpid()}")
+    path.write_bytes(b"x" * 4096)
+    hold = f"import mmap; f = open({str(path)!r}, 'r+b'); m = mmap.mmap(f.fileno(), 0)"
+    environ = {**os.environ, **({mark[:12]: mark[13:]} if ours else {})}
+    rank = subprocess.Popen(
+        [sys.executable, "-c", f"{hold}; print(flush=True); input()"],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    handle = MpirunHandle(["true"], {**os.environ, mark[:12]: mark[13:]}, "mpich", None)
+    try:
+        assert rank.stdout is not None and rank.stdout.readline()
+        assert handle.lost_host([rank.pid], []) == ""
+        rank.kill()
+        rank.wait()
+        handle.close()
+        assert path.exists() is not ours
+    finally:
+        rank.kill()
+        path.unlink(missing_ok=True)
+        for pipe in handle.pipes:
+            os.close(pipe.descriptor)

@@ -7,13 +7,17 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from launcher.starters import cause
+from launcher.starters import cause, marks, program
+from launcher.starters.mpi.handle import MpirunHandle
+from launcher.starters.noise import Noise
 from launcher.starters.reach import patience, words
 from launcher.starters.reach.ways import Ways
+from tests.growth import as_lines_do
 from tests.launcher.processes import wait_until
 
 OURS = " ".join(patience.OPTIONS)
@@ -60,7 +64,68 @@ def test_what_arguments_and_files_say_is_kept(tmp_path: Path) -> None:
     assert found == {PRTE: f"ssh -F all {OURS}"}
     found, _ = patience.limited("openmpi", NOWHERE, {"HOME": str(tmp_path), PRTE: "ssh"}, [])
     assert found == {PRTE: f"ssh {OURS}"}
-    assert patience.limited("mpich", NOWHERE, {}, ["-launcher", "rsh"]) == ({}, ["-launcher", "rsh"])
+    rsh = ["-launcher=rsh"], ["--bootstrap=rsh"], ["-launcher-exec=/opt/reach"]
+    for other in (["-launcher", "rsh"], *rsh):
+        assert patience.limited("mpich", NOWHERE, {}, other) == ({}, other)
+    assert patience.limited("mpich", NOWHERE, {}, ["-launcher=ssh"])[0] == {MPICH: OURS}
+
+
+ARGUMENTS = "PRTE_MCA_plm_ssh_args"
+
+
+def test_arguments_of_open_mpis_ssh_come_first(tmp_path: Path) -> None:
+    """They come after what stands beside its name."""
+    told = "-o ConnectTimeout=9"
+    found, _ = patience.limited("openmpi", NOWHERE, {ARGUMENTS: told}, [])
+    assert found[ARGUMENTS] == f"{told} {OURS}" and PRTE not in found
+    words = ["--prtemca", "plm_ssh_args", told, "-v"]
+    found, arguments = patience.limited("openmpi", NOWHERE, {ARGUMENTS: "-q"}, words)
+    assert not {ARGUMENTS, PRTE} & found.keys()
+    assert arguments == [*words[:2], f"{told} {OURS}", "-v"]
+    file = tmp_path / ".openmpi" / "mca-params.conf"
+    file.parent.mkdir()
+    file.write_text(f"plm_rsh_args = {told}\n")
+    found, _ = patience.limited("openmpi4", NOWHERE, {"HOME": str(tmp_path)}, [])
+    assert found["OMPI_MCA_plm_rsh_args"] == f"{told} {OURS}" and ORTE not in found
+    found, _ = patience.limited("openmpi", NOWHERE, {ARGUMENTS: told, PRTE: "/opt/reach"}, [])
+    assert not {ARGUMENTS, PRTE} & found.keys()
+
+
+CONNECTING, LIVING = "-o ConnectTimeout=15", "-o ServerAliveInterval=3 -o ServerAliveCountMax=2"
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh")
+def test_what_sshs_files_say_is_kept(tmp_path: Path) -> None:
+    """Options on its command line would win. What is said of how a silent host is noticed is one thing."""
+    more, file = tmp_path / "more", tmp_path / "config"
+    more.write_text("Host slow\n  ServerAliveInterval 30\n")
+    file.write_text(f"Include {more}\nHost far\n  ConnectTimeout 60\n")
+    ssh = ["ssh", "-F", str(file)]
+    found = patience.options(["near", "far", "slow"], ssh)
+    assert {host: " ".join(words) for host, words in found.items()} == {
+        "near": OURS, "far": LIVING, "slow": CONNECTING,
+    }  # fmt: skip
+    assert patience.options(["near"], ["/nonexistent/ssh"]) == {"near": patience.OPTIONS}
+    agent, path = " ".join(ssh), {"PATH": os.environ["PATH"]}
+    for hosts, ours in ((["near"], OURS), (["near", "far"], LIVING), (["far", "slow"], "")):
+        told, _ = patience.limited("openmpi", NOWHERE, {PRTE: agent, **path}, [], hosts)
+        assert told[PRTE] == f"{agent} {ours}".rstrip()
+        told, _ = patience.limited("mpich", NOWHERE, {MPICH: f"-F {file}", **path}, [], hosts)
+        assert told[MPICH] == f"-F {file} {ours}".rstrip()
+
+
+def test_what_ssh_would_read_is_asked_for_once(tmp_path: Path) -> None:
+    """Of many hosts too, where no file speaks of it."""
+    calls, file = tmp_path / "calls", tmp_path / "config"
+    file.write_text("Host *\n  Compression yes\n")
+    ssh = tmp_path / "ssh"
+    said = "connecttimeout none\nserveraliveinterval 0\nserveralivecountmax 3"
+    read = f"debug1: Reading configuration data {file}"
+    ssh.write_text(f"#!/bin/sh\necho >>{calls}\necho '{read}' >&2\necho '{said}'\n")
+    ssh.chmod(0o755)
+    hosts = [f"h{number}" for number in range(9)]
+    assert set(patience.options(hosts, [str(ssh)]).values()) == {patience.OPTIONS}
+    assert calls.read_text() == "\n"
 
 
 @pytest.mark.parametrize(
@@ -73,6 +138,12 @@ def test_what_arguments_and_files_say_is_kept(tmp_path: Path) -> None:
         (["Connection timed out during banner exchange", "  Remote host:   b"], "b",
          "Connection timed out during banner exchange"),
         (["root@c: Permission denied (publickey)."], "c", "root@c: Permission denied (publickey)"),
+        (["Permission denied (publickey,keyboard-interactive)."], "",
+         "Permission denied (publickey,keyboard-interactive)"),
+        (["Unable to negotiate with b port 22: no matching host key type found. Their offer: ssh-dss"], "b",
+         "Unable to negotiate with b port 22: no matching host key type found. Their offer: ssh-dss"),
+        (["Received disconnect from b port 22:2: Too many authentication failures"], "b",
+         "Received disconnect from b port 22:2: Too many authentication failures"),
         (["  Remote host:   c", "  Daemon exit status: 255"], "c", ""),
         (["Error: Unable to run bstrap_proxy on b (pid 671, exit code 65280)"], "b", ""),
         (["ui_cmd_cb (pmiserv_pmci.c:51): Launch proxy failed."], "", ""),
@@ -89,6 +160,7 @@ def test_what_ssh_says(lines: list[str], host: str, said: str) -> None:
         ["bash: line 1: hydra_pmi_proxy: command not found", "Launch proxy failed."],
         ["  Remote host:   b", "  Daemon exit status: 127"],
         ["a mistake"],
+        ["open: Permission denied (os error 13)"],
     ],
 )
 def test_a_program_that_is_missing_there_is_no_such_thing(lines: list[str]) -> None:
@@ -107,6 +179,11 @@ def test_the_way_to_a_host() -> None:
         return subprocess.Popen(["ssh", *waiting, *target], env={"JOB": mark, "PATH": os.environ["PATH"]})
 
     started = [start("mine", "root@b", "daemon", "c"), start("another", "c", "true")]
+    # As OpenSSH calls one that it has left to the connections that others make by now.
+    left = "import sys, pathlib; pathlib.Path('/proc/self/comm').write_text('ssh'); input()"
+    words = [sys.executable, "-c", left, "ssh: /run/b [mux]"]
+    started.append(subprocess.Popen(words, env={"JOB": "mine"}, stdin=subprocess.PIPE))
+    assert wait_until(lambda: Path(f"/proc/{started[2].pid}/comm").read_text() == "ssh\n", 20)
     ways = Ways("JOB=mine")
     try:
         assert wait_until(lambda: not ways.lost(["b", "c"]) and ways._seen == {"b"}, 20)
@@ -117,7 +194,9 @@ def test_the_way_to_a_host() -> None:
         started.append(start("mine", "--", "b"))
         assert wait_until(lambda: not ways.lost(["b", "c"]), 20)
         ways.end()
-        assert started[2].wait(20) == -signal.SIGKILL and started[1].poll() is None
+        assert started[3].wait(20) == -signal.SIGKILL
+        program.end_left(-1, "JOB=mine")
+        assert started[1].poll() is None and started[2].poll() is None
     finally:
         for process in started:
             process.kill()
@@ -156,3 +235,51 @@ def test_what_slurm_does_not_find() -> None:
     lines = ["srun: error: n2: task 0: Exited with exit code 2"]
     lines.append("slurmstepd-n2: error: execve(): /opt/python: No such file or directory")
     assert words.lacking(lines) == "/opt/python: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("sh: 1: /x: not found", "/x: not found"),
+        ("sh: 1: exec: /x: Permission denied", "/x: Permission denied"),
+        ("bash: line 1: /x: Permission denied", "/x: Permission denied"),
+        ("bash: line 1: /x: cannot execute: required file not found",
+         "/x: cannot execute: required file not found"),
+        ("bash: /x: /p: bad interpreter: No such file or directory",
+         "/x: /p: bad interpreter: No such file or directory"),
+        ("zsh:1: command not found: x", "command not found: x"),
+        ("zsh:1: no such file or directory: /x", "no such file or directory: /x"),
+        ("x: Command not found.", "x: Command not found"),
+        ("env: /x: No such file or directory", "/x: No such file or directory"),
+        ("tool: /x: Permission denied", ""),  # of a file that it reads
+    ],
+)  # fmt: skip
+def test_what_a_shell_does_not_find(line: str, what: str) -> None:
+    assert words.lacking(["something", line]) == what
+
+
+LONG = {
+    "letters": "a", "digits": "1", "names": "a.b-", "paths": "/a", "words": "a ", "brackets": "[a,1]",
+    "users": "a@", "hosts": "Remote host: b", "proxies": "[1] [proxy: execvp error on file (",
+    "calls": " (a", "exits": "EXIT STRING: (signal ", "tasks": "srun: error: ", "spaces": " ",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("begin", ["", "[0] [proxy:", "ssh: connect to host ", "bash: "])
+@pytest.mark.parametrize("kind", LONG)
+def test_a_long_line_takes_no_more_than_its_length(kind: str, begin: str) -> None:
+    """Whatever is in it: a program may write a megabyte without a line's end."""
+    handle = MpirunHandle(["true"], dict(os.environ), "mpich", None)
+    while handle.wait() is not None:
+        pass
+    for pipe in handle.pipes:
+        os.close(pipe.descriptor)
+
+    def read(line: str) -> None:
+        words.not_begun("mpirun", [line] * 20, ["b", "c"])
+        handle.attribute(line)
+        handle.heard(line)
+        list(marks.OPEN_MPI_4.finditer(line))
+        Noise().sift(line)
+
+    assert as_lines_do(read, LONG[kind], begin)

@@ -388,3 +388,12 @@ def test_what_a_table_says_of_thousands_of_ranks_is_in_no_variable(said: Path) -
     table = make_rank_table([("localhost", 1)], [str(core)], "eth7")
     run_program(["exec", "script.py"], launcher="ssh", rank_table=table, timeout=SECONDS)
     assert Path("place_0").read_text() == f"[{core}] eth7 1"
+
+
+def test_what_sshs_files_say_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Options on its command line would win."""
+    program = write_program(tmp_path / "bin" / "ssh", "echo connecttimeout 60")
+    monkeypatch.setenv("PATH", os.pathsep.join([str(program.parent), os.environ["PATH"]]))
+    monkeypatch.setattr(ssh, "is_here", lambda host: False)
+    words = SshLauncher().reach("far", None)
+    assert "ServerAliveInterval=3" in words and "ConnectTimeout=15" not in words

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import mmap
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from ranks.collectives import beginning
-from ranks.common.leaving import MPICH_FILE, shared_files
+from ranks.common.leaving import mpich_files
 from ranks.identity.place import Identity
 
 
@@ -30,12 +33,20 @@ def begin(
     beginning.begin(mpi, Identity(), 30.0)
 
 
-def test_what_mpich_shares_has_no_name_once_all_have_it(tmp_path: Path) -> None:
+@pytest.fixture
+def files(request: pytest.FixtureRequest) -> list[Path]:
+    """Two where MPICH has its own."""
+    found = [Path(f"/dev/shm/mpich_shm_{number}_{os.getpid()}") for number in (1, 2)]
+    for path in found:
+        path.write_bytes(b"x" * mmap.PAGESIZE)
+        request.addfinalizer(functools.partial(path.unlink, missing_ok=True))
+    return found
+
+
+def test_what_mpich_shares_has_no_name_once_all_have_it(tmp_path: Path, files: list[Path]) -> None:
     """It removes its file at the end of MPI only, and leaves it where a rank is killed. What belongs to
     another process stays."""
-    ours, other = tmp_path / "mpich_shm_1f_0", tmp_path / "mpich_shm_2f_0"
-    for path in (ours, other):
-        path.write_bytes(b"x" * mmap.PAGESIZE)
+    ours, other = files
     there: list[bool] = []
     held: list[mmap.mmap] = []
 
@@ -45,7 +56,7 @@ def test_what_mpich_shares_has_no_name_once_all_have_it(tmp_path: Path) -> None:
 
     begin(init, lambda: there.append(ours.exists()), tmp_path)
     assert there == [True]  # until all have opened it
-    assert [path.name for path in tmp_path.iterdir()] == [other.name]
+    assert other.exists() and not ours.exists()
     assert held.pop()[:1] == b"x"
 
 
@@ -57,10 +68,14 @@ def test_all_ranks_wait_for_each_other(library: str, count: int, tmp_path: Path)
     assert len(waited) == count
 
 
-def test_a_file_that_has_no_name_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "mpich_shm_3f_0"
-    path.write_bytes(b"x" * mmap.PAGESIZE)
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), mmap.PAGESIZE):
-        assert shared_files(MPICH_FILE) == {str(path)}
+def test_a_file_that_has_no_name_is_none(files: list[Path], tmp_path: Path) -> None:
+    """Nor is one in another folder, which a program has made."""
+    path, own = files[0], tmp_path / "mpich_shm_3"
+    own.write_bytes(b"x" * mmap.PAGESIZE)
+    with contextlib.ExitStack() as held:
+        for one in (path, own):
+            file = held.enter_context(one.open("r+b"))
+            held.enter_context(mmap.mmap(file.fileno(), mmap.PAGESIZE))
+        assert mpich_files() == {str(path)}
         path.unlink()
-        assert not shared_files(MPICH_FILE)
+        assert not mpich_files()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import pstats
 import subprocess
 import sys
@@ -112,12 +114,13 @@ with open("PLACE", "r+b") as file:
     ("by_hydra", "begun", "left"), [(True, True, False), (True, False, True), (False, True, True)]
 )
 def test_a_script_that_begins_mpi_leaves_no_file(
-    tmp_path: Path, by_hydra: bool, begun: bool, left: bool
+    tmp_path: Path, request: pytest.FixtureRequest, by_hydra: bool, begun: bool, left: bool
 ) -> None:
     """From then on, however it ends. mpi4py puts a finder of its own first. What is another's stays."""
-    ours, other = tmp_path / "mpich_shm_1f_0", tmp_path / "mpich_shm_2f_0"
+    ours, other = (Path(f"/dev/shm/mpich_shm_{number}_{os.getpid()}") for number in (1, 2))
     for path in (ours, other):
         path.write_bytes(b"x" * 4096)
+        request.addfinalizer(functools.partial(path.unlink, missing_ok=True))
     package = tmp_path / "mpi4py"
     package.mkdir()
     (package / "__init__.py").write_text(

@@ -18,6 +18,7 @@ from ranks.run import executor
 from ranks.sessions import session
 from ranks.sessions.session import SessionConfig, create, default_threads, reason
 from sharding.common.limits import cores as available_cores
+from tests.growth import as_lines_do
 from tests.sharding import graphs
 
 
@@ -174,3 +175,9 @@ def test_too_few_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ):
         session.create_plain(relu(), config, "it")
     assert set(threading.enumerate()) <= alive
+
+
+@pytest.mark.parametrize("part", ["a", "/a", " a(" + "b" * 20 + ")", "/onnxruntime/"])
+def test_a_long_reason_takes_no_more_than_its_length(part: str) -> None:
+    """Names of nodes, which are a model file's, stand in it."""
+    assert as_lines_do(lambda text: reason(RuntimeError(text)), part)

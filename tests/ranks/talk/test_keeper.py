@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from launcher.group import control, halted
 from launcher.group.control import Listener
 from launcher.starters.base import Ended
+from ranks.common import processes
+from ranks.talk import keeper
 from tests.launcher.processes import wait_until
 from tests.left_behind import holding
 
@@ -250,25 +257,123 @@ def test_what_has_ended_is_reaped(told: Told, tmp_path: Path) -> None:
         process.wait()
 
 
+class Network:
+    """Between a launcher and its ranks, until it is cut: neither side ends a connection in order then."""
+
+    def __init__(self, address: str) -> None:
+        self._place = ("127.0.0.1", int(address.rpartition(":")[2]))
+        self._ends: list[socket.socket] = []
+        self._there = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp:127.0.0.1:{self._there.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                ends = self._there.accept()[0], socket.create_connection(self._place)
+                self._ends += ends
+                for one, other in (ends, ends[::-1]):
+                    threading.Thread(target=self._pass, args=(one, other), daemon=True).start()
+
+    @staticmethod
+    def _pass(one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(4096):
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
+
+    def cut(self) -> None:
+        with contextlib.suppress(OSError):
+            self._there.shutdown(socket.SHUT_RDWR)  # who waits for a connection holds it open
+        self._there.close()
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                end.shutdown(socket.SHUT_RD)  # wakes who reads it
+            end.close()
+
+
 DAEMON = """
 import pathlib, signal, subprocess, sys
-pathlib.Path("/proc/self/comm").write_text(sys.argv[1])
-rank = subprocess.Popen([sys.executable, "-m", "ranks.boot", "exec", "nothing.py"], stderr=subprocess.DEVNULL)
-rank.wait()
-print("ended", flush=True)
-signal.alarm(int(sys.argv[2]))
-signal.pause()
+name, space, others, seconds, script = sys.argv[1:]
+pathlib.Path("/proc/self/comm").write_text(name)
+other = subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL) if others else None
+rank = subprocess.Popen([sys.executable, "-m", "ranks.boot", "exec", script], stderr=subprocess.DEVNULL)
+print("ended", rank.wait(), flush=True)
+signal.signal(signal.SIGALRM, lambda *_: sys.exit(0))
+signal.alarm(int(seconds))
+try:
+    signal.pause()
+finally:
+    if other is not None:
+        other.kill()
 """
 
 
-@pytest.mark.parametrize(("name", "number"), [("prted", signal.SIGTERM), ("slurmstepd", signal.SIGALRM)])
-def test_open_mpis_daemon_ends_where_nothing_reaches_its_mpirun(name: str, number: signal.Signals) -> None:
-    """By itself it tries for a quarter of an hour. What starts other jobs too is left alone."""
-    told = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "SHARDRUN_JOB": "0" * 32}
-    environ = {**os.environ, **told, "SHARDRUN_CONTROL": "tcp:127.0.0.1:1", "PYTHONPATH": str(ROOT)}
-    most = SECONDS if number == signal.SIGTERM else 4
-    done = subprocess.run(
-        [sys.executable, "-c", DAEMON, name, str(most)], env=environ, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=2 * SECONDS, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (-number, "ended\n")
+class Case(NamedTuple):
+    """A daemon, and what becomes of the network of its host."""
+
+    name: str = "prted"
+    space: str = "prterun-a-1@0"
+    others: str = ""
+    script: str = "time.sleep(100)"
+    cut: str = "later"
+    left: bool = True
+
+
+@pytest.mark.parametrize(
+    ("case", "code"),
+    [
+        (Case(left=False), 75),
+        (Case(cut="before", left=False), 1),
+        (Case(name="slurmstepd"), 75),  # which starts other jobs too
+        (Case(space="prte-a-1@0"), 75),  # of a DVM, which many share
+        (Case(others="a rank that goes on"), 75),
+        (Case(script="sys.exit(75)", cut=""), 75),  # its own code, with which a rank ends that is cut off
+    ],
+)
+def test_open_mpis_daemon_ends_where_nothing_reaches_its_mpirun(
+    told: Told, tmp_path: Path, case: Case, code: int
+) -> None:
+    """By itself it tries for a quarter of an hour. What has other work is left alone."""
+    path = tmp_path / "script.py"
+    path.write_text(f"import sys, time\n{case.script}\n")
+    network = Network(told.listener.address)
+    rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "SHARDRUN_JOB": told.listener.secret}
+    environ = {**os.environ, **rank, "SHARDRUN_CONTROL": network.address, "PYTHONPATH": str(ROOT)}
+    words = [case.name, case.space, case.others, "5" if case.left else str(SECONDS), str(path)]
+    command = [sys.executable, "-c", DAEMON, *words]
+    if case.cut == "before":
+        network.cut()
+    with subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as daemon:
+        if case.cut == "later":
+            assert wait_until(lambda: told.here, SECONDS)
+            network.cut()
+        assert daemon.stdout is not None and daemon.stdout.read() == f"ended {code}\n".encode()
+        assert daemon.wait(SECONDS) == (0 if case.left else -signal.SIGTERM)
+    network.cut()
+
+
+def test_what_is_to_end_the_daemon_does_nothing_else(
+    told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the daemon ends by itself just then, or anything fails."""
+    ends, others = os.pipe()
+    ours = os.getpid()
+
+    def fail(*_: object) -> None:
+        raise ProcessLookupError
+
+    monkeypatch.setattr(keeper, "_end_daemon", fail)
+    monkeypatch.setattr(keeper, "_serves_one", lambda daemon, name: True)
+    monkeypatch.setattr(keeper.processes, "status", lambda pid: processes.Status(1, 1, "prted"))
+    connection, other = socket.socketpair()
+    with connection, other:
+        keeper._end_daemon_later(connection)
+        if os.getpid() != ours:
+            os.write(others, b"a second one")
+            os._exit(1)
+    os.close(others)
+    assert os.read(ends, 100) == b""
+    os.close(ends)
+    os.wait()
