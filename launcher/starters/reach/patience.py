@@ -22,8 +22,8 @@ _CONNECTING = ("-o", f"ConnectTimeout={CONNECT_SECONDS}")
 # A host that is gone is noticed in about the time in which the control channel does.
 _LIVING = ("-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=2")
 OPTIONS = (*_CONNECTING, *_LIVING)
-_CONNECT, _DEFAULTS = "connecttimeout", {"serveraliveinterval": "0", "serveralivecountmax": "3"}
-"""What ssh does where nothing is said, in its own words (`ssh -G`)."""
+_CONNECT, _LIVE = "connecttimeout", ("serveraliveinterval", "serveralivecountmax")
+"""The same in ssh's own words (`ssh -G`)."""
 _IDLE = {"time": 9, "intvl": 2, "probes": 3}
 """Seconds, and how often: after 15 s of silence Open MPI's daemon on a host that is cut off ends, where no
 rank of ours is there that ends it. The job has ended before: nothing in it waits for this."""
@@ -36,7 +36,7 @@ def options(
     hosts: Sequence[str], command: Sequence[str] = ("ssh",), environ: Mapping[str, str] | None = None
 ) -> dict[str, tuple[str, ...]]:
     """Our options for each host, without those of which ssh's files say something themselves."""
-    said = set_for(command, hosts, {_CONNECT: "none", **_DEFAULTS}, environ)
+    said = set_for(command, hosts, (_CONNECT, *_LIVE), environ)
     return {
         host: (*(() if _CONNECT in found else _CONNECTING), *(_LIVING if found <= {_CONNECT} else ()))
         for host, found in said.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -14,34 +13,40 @@ _READ = re.compile(r"^debug1: Reading configuration data (.+?)\r?$", re.MULTILIN
 def set_for(
     command: Sequence[str],
     hosts: Sequence[str],
-    defaults: Mapping[str, str],
+    names: Collection[str],
     environ: Mapping[str, str] | None = None,
 ) -> dict[str, frozenset[str]]:
-    """For each host the settings that are other than ssh's ``defaults``, by ``command``, an ssh with its
-    options. Nothing is connected to. Of an ssh that cannot say it, none."""
+    """For each host which of these settings, in ssh's own words (`ssh -G`), its files say something of that
+    is no default of ``command``, an ssh with its options. Nothing is connected to. Of an ssh that cannot say
+    it, none."""
     if not hosts:
         return {}
-    found, files = _asked([*command, "-v"], hosts[0], defaults, environ)
+    # Asked for, since a default may hang on another option: Debian's ssh has one with BatchMode.
+    defaults, _ = _asked([*command, "-F", "none"], hosts[0], names, environ)
+    found, files = _asked([*command, "-v"], hosts[0], names, environ)
+    said = {hosts[0]: found}
     # One more process for each host only where they may differ.
-    differ = any(_speaks_of(Path(file), defaults) for file in files)
-    others = {host: _asked(command, host, defaults, environ)[0] for host in hosts[1:]} if differ else {}
-    return {**dict.fromkeys(hosts, found), **others}
+    differ = any(_speaks_of(Path(file), names) for file in files)
+    for host in hosts[1:]:
+        said[host] = _asked(command, host, names, environ)[0] if differ else found
+    return {host: frozenset(dict(one.items() - defaults.items())) for host, one in said.items()}
 
 
 def _asked(
-    command: Sequence[str], host: str, defaults: Mapping[str, str], environ: Mapping[str, str] | None
-) -> tuple[frozenset[str], list[str]]:
+    command: Sequence[str], host: str, names: Collection[str], environ: Mapping[str, str] | None
+) -> tuple[dict[str, str], list[str]]:
     """The settings of one host, and the files that ssh has read where it was to say so."""
+    import subprocess  # no part of what most starts need
+
     try:
         done = subprocess.run(
             [*command, "-G", "--", host], env=environ, stdin=subprocess.DEVNULL, capture_output=True,
             timeout=_SECONDS, check=True, encoding="utf-8", errors="surrogateescape",
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
-        return frozenset(), []
+        return {}, []
     said = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
-    other = (name for name, default in defaults.items() if said.get(name, default) != default)
-    return frozenset(other), _READ.findall(done.stderr)
+    return {name: said[name] for name in names if name in said}, _READ.findall(done.stderr)
 
 
 def _speaks_of(file: Path, names: Collection[str]) -> bool:

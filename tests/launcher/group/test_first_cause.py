@@ -42,6 +42,7 @@ class Played(Handle):
         self._over, self._silent = threading.Event(), threading.Event()
         self._said, self._reported, self._blamed = "", False, False  # of `MpirunHandle.heard`
         self._flavour = "openmpi"
+        self._missing: frozenset[int] = frozenset()  # of `SlurmHandle.heard`
 
     def attribute(self, line: str) -> list[tuple[int | None, str]]:
         found: list[tuple[int | None, str]] = self.like.attribute(self, line) if self.like else [(None, line)]

@@ -265,7 +265,7 @@ def test_a_rank_that_is_done_first_keeps_the_way_open(make: partial[Hosts]) -> N
     code = f"{RANK}\nif rank != '0':\n  while not os.path.exists('go'): time.sleep(0.02)\n  print('late')"
     handle = hosts.start(2, code)
     assert handle.wait() == Ended(0, 0)
-    assert wait_until(lambda: len(hosts.begun()) == 2, SECONDS) and hosts.said == ["host1"]
+    assert wait_until(lambda: len(hosts.begun()) == 2 and hosts.said == ["host1"], SECONDS)
     (hosts.folder / "go").touch()
     assert ends(handle) == [Ended(1, 0)]
     assert printed(handle)[1, "stdout"].endswith(b"late\n")

@@ -105,6 +105,8 @@ def test_what_sshs_files_say_is_kept(tmp_path: Path) -> None:
     assert {host: " ".join(words) for host, words in found.items()} == {
         "near": OURS, "far": LIVING, "slow": CONNECTING,
     }  # fmt: skip
+    batch = patience.options(["near", "far", "slow"], [*ssh, "-o", "BatchMode=yes"])
+    assert batch == found  # though Debian's ssh has another default with it
     assert patience.options(["near"], ["/nonexistent/ssh"]) == {"near": patience.OPTIONS}
     agent, path = " ".join(ssh), {"PATH": os.environ["PATH"]}
     for hosts, ours in ((["near"], OURS), (["near", "far"], LIVING), (["far", "slow"], "")):
@@ -114,18 +116,19 @@ def test_what_sshs_files_say_is_kept(tmp_path: Path) -> None:
         assert told[MPICH] == f"-F {file} {ours}".rstrip()
 
 
-def test_what_ssh_would_read_is_asked_for_once(tmp_path: Path) -> None:
-    """Of many hosts too, where no file speaks of it."""
+def test_what_ssh_would_read_is_asked_for_twice(tmp_path: Path) -> None:
+    """With its files and without, of many hosts too, where no file speaks of it. With BatchMode Debian's ssh
+    has defaults of its own."""
     calls, file = tmp_path / "calls", tmp_path / "config"
     file.write_text("Host *\n  Compression yes\n")
     ssh = tmp_path / "ssh"
-    said = "connecttimeout none\nserveraliveinterval 0\nserveralivecountmax 3"
+    said = "connecttimeout none\nserveraliveinterval 300\nserveralivecountmax 3"
     read = f"debug1: Reading configuration data {file}"
     ssh.write_text(f"#!/bin/sh\necho >>{calls}\necho '{read}' >&2\necho '{said}'\n")
     ssh.chmod(0o755)
     hosts = [f"h{number}" for number in range(9)]
     assert set(patience.options(hosts, [str(ssh)]).values()) == {patience.OPTIONS}
-    assert calls.read_text() == "\n"
+    assert calls.read_text() == "\n\n"
 
 
 @pytest.mark.parametrize(

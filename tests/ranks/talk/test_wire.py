@@ -161,12 +161,16 @@ def test_truncated_anywhere(cut: int) -> None:
         received(GOOD[:cut])
 
 
+NEXT = wire.VERSION + 1
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "another protocol": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "not a shardrun message"),
     "pickle": (b"\x80\x04\x95" + b"." * 60, "not a shardrun message"),
-    "version": (wire.PREFIX.pack(wire.MAGIC, 2, 1, 2, 0) + b"{}", "version 2"),
-    "kind": (wire.PREFIX.pack(wire.MAGIC, 1, 99, 2, 0) + b"{}", "unknown kind 99"),
-    "huge header": (wire.PREFIX.pack(wire.MAGIC, 1, 1, 2**32 - 1, 0), "announces 4294967295"),
+    "version": (
+        wire.PREFIX.pack(wire.MAGIC, wire.VERSION + 1, 1, 2, 0) + b"{}",
+        f"version {wire.VERSION + 1}",
+    ),
+    "kind": (wire.PREFIX.pack(wire.MAGIC, wire.VERSION, 99, 2, 0) + b"{}", "unknown kind 99"),
+    "huge header": (wire.PREFIX.pack(wire.MAGIC, wire.VERSION, 1, 2**32 - 1, 0), "announces 4294967295"),
     "huge payload": (with_header(tensor(), length=2**63), "announces"),
     "not JSON": (with_header(b"{"), "not valid JSON"),
     "not UTF-8": (with_header(b'{"fields": "\xff"}'), "not valid JSON"),
