@@ -390,9 +390,12 @@ def test_what_a_table_says_of_thousands_of_ranks_is_in_no_variable(said: Path) -
     assert Path("place_0").read_text() == f"[{core}] eth7 1"
 
 
+FILE_SAYS = """case "$*" in *"-F none"*) echo connecttimeout none ;; *) echo connecttimeout 60 ;; esac"""
+
+
 def test_what_sshs_files_say_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Options on its command line would win."""
-    program = write_program(tmp_path / "bin" / "ssh", "echo connecttimeout 60")
+    program = write_program(tmp_path / "bin" / "ssh", FILE_SAYS)
     monkeypatch.setenv("PATH", os.pathsep.join([str(program.parent), os.environ["PATH"]]))
     monkeypatch.setattr(ssh, "is_here", lambda host: False)
     words = SshLauncher().reach("far", None)
