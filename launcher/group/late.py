@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from launcher.job.places.hosts import over_ssh
 from launcher.starters.base import Launcher
-from launcher.starters.reach.patience import CONNECT_SECONDS
+from launcher.starters.reach import CONNECT_SECONDS
 
 log = logging.getLogger(__name__)
 

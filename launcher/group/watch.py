@@ -25,7 +25,6 @@ from launcher.job.places.hosts import over_ssh, remote_hosts
 from launcher.starters import cause
 from launcher.starters.base import SOME_RANK, Ended, Handle, Launcher
 from launcher.starters.findings import Findings
-from launcher.starters.reach import words
 from ranks.common import heap
 from ranks.common.settings import CONTROL, IDENTITY, JOB
 from ranks.errors import SILENT
@@ -308,6 +307,8 @@ class Job:
             say_who_is_awaited(len(self._peers), self.world_size, self._launcher, self._remote)
         here = [peer.pid for peer in self._peers.values() if peer.host == os.uname().nodename]
         if lost := self._handle.lost_host(here, missing):
+            from launcher.starters.reach import words
+
             self._shortage(LaunchError(words.sentence(self._launcher.name, [lost])))
         return self._why.look(watch, self._peers.values(), self.failure)
 

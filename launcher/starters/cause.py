@@ -13,7 +13,6 @@ from typing import Protocol
 
 from launcher.errors import LaunchError, RankFailedError
 from launcher.starters.base import Ended
-from launcher.starters.reach import words
 from ranks.talk.connect import EXIT_ORPHANED
 from sharding.common.limits import files_advice, memory_advice
 from sharding.common.limits import shortage as what_is_short
@@ -236,6 +235,8 @@ def error_of(
     elif code is None:
         hint = "Look at its host, and at the network between it and this one."
     elif not begun and not tail:
+        from launcher.starters.reach import words
+
         hint = f"It said nothing: see that {sys.executable} can be started there, and {words.INSTALL}."
     message = f"{sentence}. {hint}".rstrip() if hint else f"{sentence}."
     if tail:
@@ -310,6 +311,8 @@ def launcher_error(
             f"someone told {name} to end."
         )
     if far and not started:
+        from launcher.starters.reach import words  # no part of what a start needs
+
         message = words.not_begun(name, tail, far) or message + words.to_look_at(tail, far)
     if not started and (advice := files_advice(_FEW_FILES)):
         message += f" It may have too few descriptors for its pipes and sockets: {advice}."

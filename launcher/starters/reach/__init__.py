@@ -1,1 +1,4 @@
 """How other hosts are reached over ssh, and what is said of those that are not."""
+
+CONNECT_SECONDS = 15
+"""After which ssh gives up a host that answers nothing."""

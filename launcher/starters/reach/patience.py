@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from launcher.starters.reach import CONNECT_SECONDS
 from launcher.starters.reach.settings import set_for
 
-CONNECT_SECONDS = 15
 _CONNECTING = ("-o", f"ConnectTimeout={CONNECT_SECONDS}")
 # A host that is gone is noticed in about the time in which the control channel does.
 _LIVING = ("-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=2")
