@@ -131,7 +131,13 @@ def _end_daemon_later(told: socket.socket | None) -> None:
         return
     with contextlib.suppress(OSError):
         process = os.pidfd_open(daemon)
-        if os.getppid() != daemon or os.fork():
+        if os.getppid() != daemon:
+            return
+        reading, writing = os.pipe()
+        if os.fork():  # what the rank has left is ended next; this has a session of its own by then
+            os.close(writing)
+            os.read(reading, 1)
+            os.close(reading)
             return
         try:
             _end_daemon(daemon, process, told)

@@ -325,6 +325,7 @@ class Case(NamedTuple):
     ("case", "code"),
     [
         (Case(left=False), 75),
+        (Case(cut="before", left=False), 1),
         (Case(name="slurmstepd"), 75),  # which starts other jobs too
         (Case(space="prte-a-1@0"), 75),  # of a DVM, which many share
         (Case(others="a rank that goes on"), 75),
@@ -342,6 +343,8 @@ def test_open_mpis_daemon_ends_where_nothing_reaches_its_mpirun(
     environ = {**os.environ, **rank, "SHARDRUN_CONTROL": network.address, "PYTHONPATH": str(ROOT)}
     words = [case.name, case.space, case.others, "5" if case.left else str(SECONDS), str(path)]
     command = [sys.executable, "-c", DAEMON, *words]
+    if case.cut == "before":
+        network.cut()
     with subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as daemon:
         if case.cut == "later":
             assert wait_until(lambda: told.here, SECONDS)
