@@ -8,18 +8,13 @@ from collections.abc import Sequence
 from launcher.job.places.hosts import over_ssh
 from launcher.starters.base import Launcher
 from launcher.starters.reach import CONNECT_SECONDS
+from sharding.common.text import listed
 
 log = logging.getLogger(__name__)
 
 NOTICE_SECONDS = CONNECT_SECONDS + 5.0
 """A start that takes longer says what it waits for: where a host does not answer, the error comes before."""
-_SHOWN = 8
 _LONGEST = 300
-
-
-def listed(items: Sequence[object]) -> str:
-    """The first few of some ranks or hosts."""
-    return ", ".join(map(str, items[:_SHOWN])) + (", ..." if len(items) > _SHOWN else "")
 
 
 def say_who_is_awaited(there: int, size: int, launcher: Launcher, remote: Sequence[str]) -> None:

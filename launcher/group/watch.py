@@ -75,12 +75,12 @@ class Job:
         self.ready: dict[int, Ready] = {}
         self.answers: Answers = NoAnswers()
         self._peers: dict[int, Peer] = {}
-        self._found = Findings(world_size, self._peers)
+        self._hosts = {d.rank: d.host for d in table.devices} if table is not None else {}
+        self._found = Findings(world_size, self._peers, self._hosts)
         self._all_ended = self._started = self._settled = self._closing = self._hung_up = False
         self._noticed, self.seen = False, halted.Seen()
         self._why = halted.Inquest(self.changed, self.seen)
         self._ending, self._suspicious = threading.Lock(), threading.Event()
-        self._hosts = {d.rank: d.host for d in table.devices} if table is not None else {}
         launcher.check(table)
         heap.spare_addresses()
         self._remote = remote_hosts(table)

@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from launcher.errors import LaunchError, RankFailedError
@@ -16,7 +16,7 @@ from launcher.starters.base import Ended
 from ranks.talk.connect import EXIT_ORPHANED
 from sharding.common.limits import files_advice, memory_advice
 from sharding.common.limits import shortage as what_is_short
-from sharding.common.text import one_line
+from sharding.common.text import listed, one_line
 
 _HINTS = {
     signal.SIGKILL: "Someone killed it, or the kernel did when memory ran out (`dmesg` says so): if so, use "
@@ -255,23 +255,32 @@ def _of_processor_time(host: str) -> str:
     )
 
 
+@dataclass(frozen=True)
+class Launched:
+    """What is known of the launching program when it has ended.
+
+    ``tail`` is what it said last; ``started`` whether all ranks had started; ``far`` are hosts that it
+    reaches over ssh; ``hosts`` are those of the ranks, where a table says so.
+    """
+
+    name: str
+    code: int | None
+    tail: Sequence[str]
+    started: bool
+    far: Sequence[str] = ()
+    hosts: Mapping[int, str] = field(default_factory=dict)
+
+
 def launcher_error(
-    name: str,
-    code: int | None,
-    tail: Sequence[str],
-    started: bool,
-    lost: Trouble | None = None,
-    *,
-    far: Sequence[str] = (),
-    short: str = "",
-    heard: Said | None = None,
+    launched: Launched, lost: Trouble | None = None, *, short: str = "", heard: Said | None = None
 ) -> RankFailedError | LaunchError:
     """The error to raise when the launching program itself ended and no rank is known to be the cause.
 
-    ``lost`` is the rank that was gone first, which may be its reason or its consequence; ``far`` are hosts
-    that the launching program reaches over ssh; ``short`` is what it may have had too little of; ``heard``
-    is what ranks have written.
+    ``lost`` is the rank that was gone first, which may be its reason or its consequence; ``short`` is what it
+    may have had too little of; ``heard`` is what ranks have written.
     """
+    name, code, tail = launched.name, launched.code, launched.tail
+    started, far = launched.started, launched.far
     when = "while the ranks were running" if started else "before the ranks had started"
     if started and lost is not None and not lost.told and any(_UNFINISHED in line for line in tail):
         return error_of(replace(lost, ended=Ended(lost.rank, 0)), ())
@@ -281,9 +290,12 @@ def launcher_error(
         return error_of(replace(lost, ended=Ended(lost.rank, 0)), ())
     if started and (gone := _lost_host(tail, far)):
         # What became of any rank then is a consequence.
+        there = [rank for rank, host in launched.hosts.items() if host == gone]
+        are = "are" if len(there) > 1 else "is"
         return RankFailedError(
-            f"host {gone} is gone: {name} has lost its connection there. Look at that host, and at the "
-            "network between it and this one.",
+            f"{_ranks(there)}host {gone} {are} gone: {name} has lost its connection there. Look at that "
+            "host, and at the network between it and this one.",
+            rank=there[0] if len(there) == 1 else None,
             host=gone,
         )
     by = None if short else aborter(tail)
@@ -321,6 +333,11 @@ def launcher_error(
     if tail:
         message += " It said:\n" + "\n".join(f"  {line}" for line in tail if line.strip("- "))
     return RankFailedError(message) if started else LaunchError(message)
+
+
+def _ranks(there: Sequence[int]) -> str:
+    """``ranks 2, 3 on ``, to be followed by their host; nothing where none is known."""
+    return f"rank{'s' * (len(there) > 1)} {listed(there)} on " if there else ""
 
 
 def _last(heard: Said | None, rank: int) -> Sequence[str]:

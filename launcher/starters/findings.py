@@ -40,9 +40,9 @@ class Findings:
     of the launching program; ``some``: that of a rank of which it says no number.
     """
 
-    def __init__(self, size: int, seen: Mapping[int, Seen]) -> None:
-        """``seen``: the ranks that said hello, which others add to."""
-        self._size, self._seen = size, seen
+    def __init__(self, size: int, seen: Mapping[int, Seen], hosts: Mapping[int, str]) -> None:
+        """``seen``: the ranks that said hello, which others add to; ``hosts``: those of a rank table."""
+        self._size, self._seen, self._hosts = size, seen, hosts
         self.said: Said | None = None
         self.troubles: dict[int, Trouble] = {}
         self.done: set[int] = set()
@@ -177,8 +177,8 @@ class Findings:
     def verdict(
         self, name: str, *, far: Sequence[str], short: str, started: bool, trace: bool, more: str
     ) -> RankFailedError | LaunchError:
-        """The error to raise; the arguments are those of `cause.launcher_error` and `cause.error_of`, and the
-        launching program's ``name``."""
+        """The error to raise; the arguments are those of `cause.Launched`, `cause.launcher_error` and
+        `cause.error_of`."""
         trouble, launched = self.first(), self.launched
         said = self._tail(None)
         aborter = cause.aborter(said)
@@ -196,9 +196,8 @@ class Findings:
         if trouble is None or gone or (self.launcher_died and trouble.error is None):
             code = launched.code if launched is not None else None
             lost = None if self.launcher_died else trouble
-            return cause.launcher_error(
-                name, code, said, started, lost, far=far, short=short, heard=self.said
-            )
+            ended = cause.Launched(name, code, said, started, far, self._hosts)
+            return cause.launcher_error(ended, lost, short=short, heard=self.said)
         begun = self._begun(trouble)
         return cause.error_of(trouble, self._tail(trouble.rank), trace, more=more, begun=begun)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 # Patterns are texts: `re` compiles each when it is first used, and keeps it. A command that prints its help
 # uses none of them, and compiling them takes longer than all else of this module.
 # A model may have a million names, each as long as it likes.
 _MOST_COMPARED, _LONGEST_WORD = 10_000, 200
 _TOO_LONG, _KEPT = r"\S{1001,}", 200
+_LISTED = 8
 
 
 def human_bytes(count: int) -> str:
@@ -98,6 +99,11 @@ def similar(word: str, known: Iterable[str], most: int, alike: float = 0.6) -> l
     spelled = {item.lower().replace("-", "_"): item for item in itertools.islice(known, _MOST_COMPARED)}
     found = difflib.get_close_matches(word[:_LONGEST_WORD].lower().replace("-", "_"), spelled, most, alike)
     return [spelled[item] for item in found]
+
+
+def listed(items: Sequence[object]) -> str:
+    """The first few of some ranks or hosts, as ``0, 1, 2, ...``."""
+    return ", ".join(map(str, items[:_LISTED])) + (", ..." if len(items) > _LISTED else "")
 
 
 def listed_collectives(found: Iterable[tuple[str, str]]) -> str:

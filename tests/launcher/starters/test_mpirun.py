@@ -418,18 +418,31 @@ def test_the_local_launcher_refuses_another_host() -> None:
 def test_a_host_that_is_lost_is_the_cause(said: str) -> None:
     """Which rank was gone first says nothing then, and mpirun may even end with 0."""
     lost = cause.Trouble(0, "a")
-    error = cause.launcher_error("mpirun", 0, said.splitlines(), True, lost, far=["b"])
+    error = cause.launcher_error(cause.Launched("mpirun", 0, said.splitlines(), True, ["b"]), lost)
     assert isinstance(error, RankFailedError) and error.host == "b" and error.rank is None
     assert str(error).startswith("host b is gone: mpirun has lost its connection there. Look at that host")
+    for hosts, rank, where in (
+        ({0: "a", 1: "b"}, 1, "rank 1 on host b is gone: mpirun"),
+        ({0: "a", 1: "b", 2: "b"}, None, "ranks 1, 2 on host b are gone: mpirun"),
+        (
+            {0: "a"} | dict.fromkeys(range(1, 11), "b"),
+            None,
+            "ranks 1, 2, 3, 4, 5, 6, 7, 8, ... on host b",
+        ),
+    ):
+        error = cause.launcher_error(cause.Launched("mpirun", 0, said.splitlines(), True, ["b"], hosts), lost)
+        assert isinstance(error, RankFailedError) and error.host == "b" and error.rank == rank
+        assert str(error).startswith(where)
 
 
 def test_the_exit_code_of_a_rank_whose_mpi_gave_up_is_its_own() -> None:
     said = ["prterun has exited due to process rank 0 with PID 0 on node a calling", '"abort". This may have']
     heard: Any = SimpleNamespace(gave_up=lambda rank: rank == 0, tail=lambda rank: [])
-    error = cause.launcher_error("mpirun", 14, said, True, cause.Trouble(1, "b"), far=["b"], heard=heard)
+    launched = cause.Launched("mpirun", 14, said, True, ["b"])
+    error = cause.launcher_error(launched, cause.Trouble(1, "b"), heard=heard)
     assert isinstance(error, RankFailedError) and error.rank == 1
     assert str(error) == "rank 1 on host b is gone: the MPI of rank 0 lost its connection and ended the job."
-    own = cause.launcher_error("mpirun", 14, said, True, cause.Trouble(0, "a"), far=["b"], heard=heard)
+    own = cause.launcher_error(launched, cause.Trouble(0, "a"), heard=heard)
     assert str(own).startswith("rank 0 on host a ended with exit code 14.")
 
 

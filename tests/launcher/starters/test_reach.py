@@ -223,7 +223,7 @@ def ended_with(code: int) -> list[str]:
     ],
 )
 def test_a_daemon_that_ends_where_ssh_has_connected(code: int, says: str) -> None:
-    found = str(cause.launcher_error("mpirun", code, ended_with(code), False, far=["b"]))
+    found = str(cause.launcher_error(cause.Launched("mpirun", code, ended_with(code), False, ["b"])))
     assert re.match(rf"mpirun starts no ranks on host b: its daemon there {says}", found)
     assert "that ssh is installed" not in found and "ssh b" not in found
 

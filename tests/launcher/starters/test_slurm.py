@@ -171,7 +171,7 @@ def test_a_task_that_has_said_nothing() -> None:
 
 def test_its_reason_is_waited_for() -> None:
     """Of a rank that has not begun; it comes after the code at times."""
-    found = Findings(2, {})
+    found = Findings(2, {}, {})
     found.troubles[1] = Trouble(1, "n2", ended=Ended(1, 2, heard=True))
     assert not found.certain(remote=True)
     found.troubles[1].end(Ended(1, None, "python cannot be started there", heard=True))
