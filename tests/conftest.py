@@ -250,7 +250,6 @@ def pytest_collection_finish() -> None:
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.propagate = True
-    gc.collect()
     gc.freeze()
     gc.set_threshold(10_000)
     gc.enable()
