@@ -84,7 +84,7 @@ class _Analysis:
         if isinstance(plan, Lift):
             self._join(*node.outputs, *(v for v in node.inputs if v in self.forms and v is not None))
             ranks = {len(shape_of(value) or ()) for value in (*node.inputs, *node.outputs)}
-            if node.op_type in PRODUCTS and ranks == {PRODUCT_AXES}:
+            if node.op_type in PRODUCTS and ranks == {PRODUCT_AXES} and not plan.op_type:
                 self.wanted_values.append(node.outputs[0])
         elif plan.base in self.forms and not parted:
             self._join(node.outputs[0], plan.base)
