@@ -14,26 +14,27 @@ from sharding.writing.write import write_slices
 from tests.sharding import graphs, lockstep
 
 HIDDEN, INPUT = 24, 16
+LARGE = 256
 
 
-def stack(path: Path, op: str, layers: int, directions: int, *, states: bool) -> Path:
+def stack(path: Path, op: str, layers: int, directions: int, *, states: bool, hidden: int = HIDDEN) -> Path:
     """As torch exports one: each layer takes its states out of one value, and all layers' end in one."""
     gates, cells = {"LSTM": (4, "hc"), "GRU": (3, "h")}[op]
     weights = {"axis": np.array([0], np.int64), "shape": np.array([0, 0, -1], np.int64)}
     lines, value = [], "x"
     way = "bidirectional" if directions > 1 else "forward"
     for layer in range(layers):
-        width = INPUT if value == "x" else directions * HIDDEN
-        for name, shape in {"w": (gates * HIDDEN, width), "r": (gates * HIDDEN, HIDDEN)}.items():
+        width = INPUT if value == "x" else directions * hidden
+        for name, shape in {"w": (gates * hidden, width), "r": (gates * hidden, hidden)}.items():
             weights[f"{name}{layer}"] = graphs.array(directions, *shape, seed=layer)
-        weights[f"b{layer}"] = graphs.array(directions, 2 * gates * HIDDEN, seed=layer)
+        weights[f"b{layer}"] = graphs.array(directions, 2 * gates * hidden, seed=layer)
         weights[f"from{layer}"] = np.array([layer * directions], np.int64)
         weights[f"to{layer}"] = np.array([(layer + 1) * directions], np.int64)
         taken = [f"{cell}{layer}" for cell in cells] if states else []
         lines += [f"{name} = Slice({name[0]}_0, from{layer}, to{layer}, axis)" for name in taken]
         ends = ", ".join([f"y{layer}", *(f"{cell}n{layer}" for cell in cells)])
         reads = ", ".join([value, *(f"{name}{layer}" for name in "wrb"), *(['""', *taken] if states else [])])
-        lines.append(f'{ends} = {op} <hidden_size = {HIDDEN}, direction = "{way}"> ({reads})')
+        lines.append(f'{ends} = {op} <hidden_size = {hidden}, direction = "{way}"> ({reads})')
         lines.append(f"t{layer} = Transpose <perm = [0, 2, 1, 3]> (y{layer})")
         lines.append(f"o{layer} = Reshape(t{layer}, shape)")
         value = f"o{layer}"
@@ -41,9 +42,9 @@ def stack(path: Path, op: str, layers: int, directions: int, *, states: bool) ->
     for cell in cells:
         parts = ", ".join(f"{cell}n{layer}" for layer in range(layers))
         lines.append(f"{cell}_n = Concat <axis = 0> ({parts})")
-    state = f"float[{layers * directions}, b, {HIDDEN}]"
+    state = f"float[{layers * directions}, b, {hidden}]"
     fed = [f"float[t, b, {INPUT}] x", *(f"{state} {cell}_0" for cell in cells if states)]
-    given = [f"float[t, b, {directions * HIDDEN}] y", *(f"{state} {cell}_n" for cell in cells)]
+    given = [f"float[t, b, {directions * hidden}] y", *(f"{state} {cell}_n" for cell in cells)]
     text = f"g ({', '.join(fed)}) => ({', '.join(given)}) {{ {' '.join(lines)} }}"
     return graphs.save(path, text, weights)
 
@@ -61,8 +62,8 @@ def checked(path: Path, ranks: int, feeds: dict[str, np.ndarray]) -> Plan:
     return plan
 
 
-def inputs(layers: int, directions: int, cells: str) -> dict[str, np.ndarray]:
-    states = {f"{cell}_0": graphs.array(layers * directions, 3, HIDDEN, seed=9) for cell in cells}
+def inputs(layers: int, directions: int, cells: str, hidden: int = HIDDEN) -> dict[str, np.ndarray]:
+    states = {f"{cell}_0": graphs.array(layers * directions, 3, hidden, seed=9) for cell in cells}
     return {"x": graphs.array(5, 3, INPUT, seed=8), **states}
 
 
@@ -82,7 +83,7 @@ def test_directions_of_a_stack(tmp_path: Path, op: str, cells: str, ranks: int, 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_what_stays_whole_is_not_exchanged(tmp_path: Path, ranks: int) -> None:
     """The states of a stack that reads forward could end in parts, but the next step wants them whole."""
-    path = stack(tmp_path / "model.onnx", "LSTM", layers=2, directions=1, states=True)
-    plan = checked(path, ranks, inputs(2, 1, "hc"))
+    path = stack(tmp_path / "model.onnx", "LSTM", layers=2, directions=1, states=True, hidden=LARGE)
+    plan = checked(path, ranks, inputs(2, 1, "hc", LARGE))
     assert plan.collectives == ()
     assert plan.whole == {"LSTM": 2}
