@@ -248,7 +248,7 @@ class _Completion:
             return None
         known = [self._known_elements(value) for value in node.inputs]
         if node.op_type == "Concat":  # of one whose elements are not known it may be known how many there are
-            counts = [_vector_length(value) for value in node.inputs]
+            counts = [_vector_length(value) or 0 for value in node.inputs]
             known = [
                 np.full(count, None, object) if found is None and count in _COUNTS else found
                 for found, count in zip(known, counts, strict=True)

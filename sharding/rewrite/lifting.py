@@ -20,7 +20,6 @@ from sharding.rules.einsum import equation_terms
 from sharding.rules.elementwise import ELEMENTWISE, UNARY
 from sharding.rules.products import length_of, product
 
-
 EINSUM_OPSET = 12
 """The first that has Einsum."""
 

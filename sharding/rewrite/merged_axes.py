@@ -114,6 +114,9 @@ class _Analysis:
             return None  # a node that is not what its operator demands
         if found is None or not all(self._can_part(node, index, found) for index in found.apart):
             return None
+        dtype = node.outputs[0].dtype
+        if found.op_type and (dtype is None or not dtype.is_floating_point()):
+            return None  # MatMul takes some whole numbers that Einsum does not
         shapes = [shape_of(value) for value in node.outputs]
         return found if all(shape and found.form.axis < len(shape) for shape in shapes) else None
 

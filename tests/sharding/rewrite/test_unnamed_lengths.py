@@ -45,7 +45,7 @@ TEXT = """g (float[seq, batch, 32] x) => (float[seq, batch, 32] y) {
 MERGED = {
     "by a scalar": "sk = Shape(k) length = Gather(sk, zero) l1 = Unsqueeze(length, zero1)",
     "by a slice": "sk = Shape(k) l1 = Slice(sk, zero1, one1)",
-    "by arithmetic": "sk = Shape(k) l0 = Slice(sk, zero1, one1) f = Cast <to = 1> (l0) l1 = Cast <to = 7> (f)",
+    "by arithmetic": "sk = Shape(k) i = Slice(sk, zero1, one1) f = Cast <to = 1> (i) l1 = Cast <to = 7> (f)",
 }
 
 
