@@ -122,9 +122,24 @@ class ReadyModel(ABC):
             )
         self._check_open()
         specs = self.inputs + [spec for spec in self.optional_inputs if spec.name in feeds]
-        checked = checked_feeds(specs, feeds)
+        try:
+            checked = checked_feeds(specs, feeds)
+        except ShardrunError as error:
+            raise self._of_weights(error, feeds) from None
         self._note_symbols(specs, checked.values())
         return checked
+
+    def _of_weights(self, error: ShardrunError, feeds: Mapping[str, Array]) -> ShardrunError:
+        """The same error, or where a weight was fed one that says what to do."""
+        known = {spec.name for spec in (*self.inputs, *self.optional_inputs)}
+        unknown = [name for name in feeds if name not in known]
+        if not unknown:
+            return error
+        from launcher.inspection.signature import fed_weight, weights_of
+
+        weights = weights_of(self._model)
+        found = next((name for name in unknown if name in weights), None)
+        return error if found is None else ShardrunError(f"{str(error).rstrip('.')}{fed_weight(found)}.")
 
     def _note_symbols(self, specs: Sequence[TensorSpec], arrays: Iterable[Array]) -> None:
         """Says once where one symbol stands for two lengths: it runs, but seldom is it meant."""

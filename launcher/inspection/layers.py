@@ -24,8 +24,8 @@ MAX_SCOPES = 10_000
 _QUOTED = re.compile(r"'([^']*)'")
 _SEPARATOR = re.compile(r"[./]")
 _PARAMETER = re.compile(
-    r"(.+?)[_.:](?:weights?|bias|kernel|gamma|beta|scale|w|b|(?:running|moving)_\w+)", re.I
-)
+    r"(.+?)[_.:](?:weights?|bias|kernel|gamma|beta|scale|w|b|(?:running|moving)_\w{1,64})", re.I
+)  # bounded, for a name may have megabytes and say "running_" all the way
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div"})
 
 

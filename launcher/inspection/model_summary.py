@@ -63,11 +63,11 @@ def summarize(path: Path, key: Key | None = None) -> ModelSummary:
 
     Raises `ModelError` for a file that is no model.
     """
-    from ranks.models.model_file import find, read
+    from ranks.models.model_file import find, read_outline
     from sharding.importers import import_model, is_imported
     from sharding.onnx_files.validity import demand_text
 
-    model = import_model(path, key=key) if is_imported(path) else read(find(path).path)
+    model = import_model(path, key=key) if is_imported(path) else read_outline(find(path).path)
     demand_text(model, path)
     graph = model.graph
     nodes = Counter(

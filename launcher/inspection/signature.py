@@ -3,7 +3,7 @@ fit them is refused before that costs anything."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +38,7 @@ class Signature:
     """Of inputs, outputs and what the file declares of values between them."""
     operators: frozenset[str] = frozenset()
     """The names of nodes and of their operators."""
+    weights: frozenset[str] = frozenset()
 
     def specs(self) -> tuple[list[TensorSpec], list[TensorSpec], list[TensorSpec]]:
         """Inputs, outputs and optional inputs as a rank describes them."""
@@ -97,6 +98,7 @@ def signature_of(message: onnx.ModelProto) -> Signature:
         outputs,
         frozenset(dim for shape in shapes for dim in shape if isinstance(dim, str)),
         frozenset(name for node in graph.node for name in (node.name, node.op_type) if name),
+        frozenset(held),
     )
 
 
@@ -158,3 +160,25 @@ def _spec(entry: TensorEntry) -> TensorSpec:
         return TensorSpec(entry.name, OBJECT, (), is_tensor=False)
     dtype = numpy_dtype(entry.dtype)
     return TensorSpec(entry.name, dtype, tuple(entry.shape), open_rank=entry.open_rank)
+
+
+def fed_weight(name: str) -> str:
+    """What to do where somebody feeds a weight."""
+    return (
+        f"; {name!r} is a weight, of which ranks hold parts: name it in variable_weights and replace it by "
+        "update_weights. Only where a model lists some of its weights as inputs, and leaves others out, may "
+        "those be fed"
+    )
+
+
+def weights_of(model: Path) -> Collection[str]:
+    """The names of the weights of a model file or slice folder; none where it cannot be read."""
+    from sharding.slices.manifest import read_manifest
+
+    try:
+        if model.is_dir():
+            return read_manifest(model).weights.keys()
+    except (OSError, ShardrunError):
+        return ()
+    message = message_of(model)
+    return () if message is None else signature_of(message).weights

@@ -7,7 +7,7 @@ elements in C order, reshaped to the input). Nothing is ever unpickled.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, BinaryIO, Protocol, TypeVar
 
@@ -16,7 +16,7 @@ import numpy as np
 from launcher.common.element_types import numpy_dtype
 from launcher.common.files import write_file
 from launcher.errors import ConfigError, ShardrunError
-from launcher.inspection.signature import check_dims
+from launcher.inspection.signature import check_dims, fed_weight
 from ranks.common.tensors import as_text, is_extended, is_text
 from sharding.common.arrays import Array, DType
 from sharding.common.text import did_you_mean
@@ -45,19 +45,21 @@ def make_inputs(
     dims: Mapping[str, int] | None = None,
     seed: int | None = None,
     optional: Sequence[Spec] = (),
+    weights: Collection[str] = (),
 ) -> tuple[dict[str, Array], list[str]]:
     """The array of every input, and the names of those which no source gave.
 
     ``sources``: ``FILE.npz``, ``NAME=FILE``, or ``FILE`` for a model of one input. Inputs without a source
     are ones or, with a seed, random: standard normal for floats, 0 or 1 for integers. A symbolic dimension
     has the length in ``dims``, else that of the arrays which were given, else 1. Inputs in ``optional`` have
-    a default in the model: there is an array only of those that a source gives. Raises `ConfigError`.
+    a default in the model: there is an array only of those that a source gives. ``weights``: names that are
+    refused with what to do instead. Raises `ConfigError`.
     """
     asked = dict(dims or {})
     known = dict(asked)
     by_name = {spec.name: spec for spec in (*specs, *optional)}
     arrays: dict[str, Array] = {}
-    for spec, path, member in _placed(specs, optional, sources, known):
+    for spec, path, member in _placed(specs, optional, sources, known, weights):
         array = (
             _read_raw(spec, path, known)
             if _is_raw(path)
@@ -78,11 +80,12 @@ def check_inputs(
     *,
     dims: Mapping[str, int] | None = None,
     optional: Sequence[Spec] = (),
+    weights: Collection[str] = (),
 ) -> None:
     """Raises what `make_inputs` would, as far as that is known without reading the arrays: quick."""
     known = dict(dims or {})
     given = set()
-    for spec, path, member in _placed(specs, optional, sources, known):
+    for spec, path, member in _placed(specs, optional, sources, known, weights):
         if _is_raw(path):
             shape = _raw_layout(spec, path, known)[0]
         else:
@@ -95,14 +98,18 @@ def check_inputs(
 
 
 def _placed(
-    specs: Sequence[Spec], optional: Sequence[Spec], sources: Iterable[str], known: Mapping[str, int]
+    specs: Sequence[Spec],
+    optional: Sequence[Spec],
+    sources: Iterable[str],
+    known: Mapping[str, int],
+    weights: Collection[str],
 ) -> list[tuple[Spec, Path, str | None]]:
     """The inputs that a source gives, with its file and the member of it; raw files come last, for the shapes
     of the others say what symbolic dimensions are."""
     everything = [*specs, *optional]
     check_dims(known, sorted({dim for spec in everything for dim in spec.shape if isinstance(dim, str)}))
     by_name = {spec.name: spec for spec in everything}
-    files = _assign(by_name, list(sources), [spec.name for spec in specs])
+    files = _assign(by_name, list(sources), [spec.name for spec in specs], weights)
     ordered = sorted(files.items(), key=lambda item: _is_raw(item[1][0]))
     return [(by_name[name], path, member) for name, (path, member) in ordered]
 
@@ -141,7 +148,7 @@ def _storable(array: Array) -> Array:
 
 
 def _assign(
-    by_name: Mapping[str, Spec], sources: list[str], required: Sequence[str]
+    by_name: Mapping[str, Spec], sources: list[str], required: Sequence[str], weights: Collection[str]
 ) -> dict[str, tuple[Path, str | None]]:
     """For each input that has one: its file and, in an ``.npz``, the member's name."""
     files: dict[str, tuple[Path, str | None]] = {}
@@ -152,7 +159,7 @@ def _assign(
             raise ConfigError(f"--input {source!r}: expected NAME=FILE or FILE.npz, found no file in it")
         if equals and (name in by_name or not Path(source).exists()):
             if name not in by_name:
-                raise _no_input(source, name, by_name)
+                raise _no_input(source, name, by_name, weights)
             found: list[tuple[str, Path, str | None]] = [(name, Path(file), None)]
             if Path(file).suffix.lower() == ".npz":
                 raise ConfigError(
@@ -166,7 +173,7 @@ def _assign(
             raise ConfigError(f"--input {source}: expected NAME=FILE, for the model has the inputs {names}")
         for name, path, member in found:
             if name not in by_name:
-                raise _no_input(source, name, by_name)
+                raise _no_input(source, name, by_name, weights)
             if name in files:
                 raise ConfigError(
                     f"--input {source}: the input {name!r} is already given by {files[name][0]}"
@@ -175,10 +182,10 @@ def _assign(
     return files
 
 
-def _no_input(source: str, name: str, known: Iterable[str]) -> ConfigError:
+def _no_input(source: str, name: str, known: Iterable[str], weights: Collection[str]) -> ConfigError:
+    hint = fed_weight(name) if name in weights else did_you_mean(name, known)
     return ConfigError(
-        f"--input {source}: the model has no input {name!r} (it has: {', '.join(known)})"
-        f"{did_you_mean(name, known)}"
+        f"--input {source}: the model has no input {name!r} (it has: {', '.join(known)}){hint}"
     )
 
 

@@ -222,9 +222,10 @@ def _onnx(request: Request, path: Path) -> Converted:
     from sharding.importers import onnx_file
     from sharding.importers.checkpoints.rename import parse_rules
     from sharding.importers.opset import convert_opset
+    from sharding.onnx_files.protobuf import MESSAGE_BYTES
 
     changes = (request.weights, request.opset, request.input_names, request.output_names)
-    if all(change is None for change in changes):
+    if all(change is None for change in changes) and path.stat().st_size < MESSAGE_BYTES:
         raise ConfigError(
             f"convert: {path} is an ONNX file already; give it other weights (--weights), names "
             "(--input-names, --output-names) or another --opset"

@@ -199,7 +199,8 @@ def check_job(job: Job, found: Signature, *, inputs: bool = True) -> None:
     compare with, that do not fit what a model declares."""
     from launcher.job.inputs import check_inputs
 
-    check_inputs(found.inputs, job.inputs if inputs else (), dims=job.dims, optional=found.optional)
+    given = job.inputs if inputs else ()
+    check_inputs(found.inputs, given, dims=job.dims, optional=found.optional, weights=found.weights)
     if inputs and job.verify and job.against is not None:
         check_signature(job.against, found.inputs, found.outputs, reference_key(job, job.against))
 
@@ -209,8 +210,9 @@ def read_inputs(job: Job, manifest: Manifest) -> Arrays:
     from launcher.job.inputs import make_inputs
 
     feeds, made = make_inputs(
-        manifest.inputs, job.inputs, dims=job.dims, seed=job.seed, optional=manifest.optional_inputs
-    )
+        manifest.inputs, job.inputs, dims=job.dims, seed=job.seed, optional=manifest.optional_inputs,
+        weights=manifest.weights.keys(),
+    )  # fmt: skip
     if made and job.inputs:
         kind = "ones" if job.seed is None else "random numbers"
         log.warning("no --input gives %s: %s are used", ", ".join(made), kind)

@@ -17,7 +17,13 @@ from ranks.errors import ModelError, ShardError
 from sharding.common.nearby import hint, shown
 from sharding.onnx_files.external import find_data, place_of
 from sharding.onnx_files.placeholders import refuse_placeholder
-from sharding.onnx_files.protobuf import MalformedError, not_a_model, without_weights
+from sharding.onnx_files.protobuf import (
+    MESSAGE_BYTES,
+    MalformedError,
+    not_a_model,
+    without_weights,
+)
+from sharding.onnx_files.protobuf import read_message as without_large_weights
 from sharding.onnx_files.walk import nodes_in, tensors_in
 from sharding.slices.domains import MICROSOFT
 from sharding.slices.manifest import FILE_NAME, Manifest, read_manifest, verify_shard
@@ -129,6 +135,23 @@ def read(path: Path) -> onnx.ModelProto:
     """Parses a model without its external data, and checks that these are where it says. Raises
     `ModelError`."""
     return read_placed(path)[0]
+
+
+def read_outline(path: Path) -> onnx.ModelProto:
+    """The same of a file of any length: from 2 GiB on its large weights are in the message by name, type and
+    shape alone."""
+    try:
+        if path.stat().st_size < MESSAGE_BYTES:
+            return read(path)
+        return without_large_weights(path)
+    except MalformedError as error:
+        raise not_a_model(path, error) from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except ModelError:
+        raise
+    except Exception as error:  # protobuf's own error is not a ValueError
+        raise not_a_model(path, error) from None
 
 
 def read_placed(path: Path) -> tuple[onnx.ModelProto, Path]:

@@ -158,7 +158,8 @@ def _gather(attributes: Mapping[str, object], inputs: Sequence[Known | None]) ->
     data, indices = inputs
     if data is None or indices is None or data.ndim != 1 or attributes.get("axis", 0) not in {0, -1}:
         return None
-    return data[np.asarray(indices.tolist(), np.int64)]
+    places = np.asarray(indices.tolist(), np.int64)
+    return data[places.reshape(-1)].reshape(places.shape)  # one element alone would be no array, perhaps None
 
 
 def _slice(attributes: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:

@@ -46,9 +46,9 @@ def not_a_model(what: str | Path, why: object = "") -> ModelError:
     long = 0 if isinstance(why, MalformedError) else _bytes_of(what)
     if long >= MESSAGE_BYTES:
         return ModelError(
-            f"{what} has {human_bytes(long)}, and protobuf reads no file of 2 GiB or more: put its weights "
-            "into a file beside it (external data), or slice it (`shardrun slice`), which reads them where "
-            "they are."
+            f"{what} has {human_bytes(long)}, and protobuf reads no file of 2 GiB or more (nor does ONNX "
+            "Runtime, which uses it): `shardrun convert MODEL OUTPUT.onnx` puts the weights into a file "
+            "beside it (external data), and slicing it (`shardrun slice`) reads them where they are."
         )
     kind = "a MindIR file" if str(what).endswith(".mindir") else "an ONNX file"
     of_text = type(why).__name__ == "ParseError"  # protobuf's two and onnx's, of three modules

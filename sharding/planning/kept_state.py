@@ -29,10 +29,14 @@ def solve_with_state(
     wanted = wishes(source, graph, found, world)
     if not wanted:
         return found
-    # What is demanded stands in the graph's options by now.
-    again = settle(source, graph, solve(source, graph, world, whole=whole, held=wanted), world)
-    better = count_collectives(source, graph, again, world) < count_collectives(source, graph, found, world)
-    return again if better else found
+    needed = count_collectives(source, graph, found, world)
+    # In parts, or as it lies now: what is free to end anywhere ends in parts, though what reads it in the
+    # next step wants it whole. What is demanded stands in the graph's options by now.
+    for held in (wanted, place(source, graph, found, world)):
+        again = settle(source, graph, solve(source, graph, world, whole=whole, held=held), world)
+        if count_collectives(source, graph, again, world) < needed:
+            return again
+    return found
 
 
 def count_collectives(source: Source, graph: Sequence[Step], choices: Sequence[int], world: int) -> int:

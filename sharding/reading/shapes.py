@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_COUNTS = range(1, shape_values.MAX_ELEMENTS + 1)
+
 
 def infer(model: ir.Model, path: Path) -> None:
     """Gives every value of the main graph its best known type and shape; folds constant shape arithmetic."""
@@ -244,9 +246,14 @@ class _Completion:
             return shape_values.known(axes).reshape(()) if axes is not None and len(axes) == 1 else None
         if node.outputs[0].dtype is not None and node.outputs[0].dtype.name not in _FOLLOWED:
             return None
-        return shape_values.evaluate(
-            node.op_type, attributes, [self._known_elements(value) for value in node.inputs]
-        )
+        known = [self._known_elements(value) for value in node.inputs]
+        if node.op_type == "Concat":  # of one whose elements are not known it may be known how many there are
+            counts = [_vector_length(value) or 0 for value in node.inputs]
+            known = [
+                np.full(count, None, object) if found is None and count in _COUNTS else found
+                for found, count in zip(known, counts, strict=True)
+            ]
+        return shape_values.evaluate(node.op_type, attributes, known)
 
     def known_elements(self, value: ir.Value | None) -> Known | None:
         """What is known of a small vector or scalar of whole numbers: numbers and symbols."""

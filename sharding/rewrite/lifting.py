@@ -20,6 +20,9 @@ from sharding.rules.einsum import equation_terms
 from sharding.rules.elementwise import ELEMENTWISE, UNARY
 from sharding.rules.products import length_of, product
 
+EINSUM_OPSET = 12
+"""The first that has Einsum."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -84,6 +87,8 @@ class Lift:
     """Of Expand: the entry of the shape that becomes two ones."""
     strict: bool = False
     """Whether inputs must have all of the merged axis: they are not broadcast."""
+    op_type: str = ""
+    """The operator, where that is another."""
 
 
 def lift(view: View) -> Lift | None:
@@ -122,6 +127,21 @@ def _broadcast(view: View, ranks: Sequence[int | None] | None = None, spare: int
     apart = {index: rank - behind for index, rank in enumerate(ranks) if rank is not None and rank >= behind}
     most = max(rank for rank in ranks if rank is not None)
     return Lift(replace(found, axis=most - behind), apart)
+
+
+def _matmul(view: View) -> Lift | None:
+    """The merged axis is one of the batch, or that of the rows: where all queries of one key/value head are
+    rows of one product, [batch, length * heads, size]. As an Einsum it stays one."""
+    found = _broadcast(view, spare=2)
+    form, shapes = _first(view), view.shapes
+    if found is not None or form is None or view.forms[1] is not None or view.version < EINSUM_OPSET:
+        return found
+    rows, columns = shapes
+    if rows is None or columns is None or len(rows) != 3 or len(columns) != 3 or form.axis != 1:
+        return None
+    if columns[0] is None or rows[0] != columns[0]:
+        return None
+    return Lift(form, {0: 1}, {"equation": "blhi,bio->blho"}, op_type="Einsum")
 
 
 def _einsum(view: View) -> Lift | None:
@@ -306,7 +326,7 @@ def _expand(view: View) -> Lift | None:
 _OPERATORS: dict[str, Callable[[View], Lift | None]] = {
     **dict.fromkeys((*UNARY, "Identity", "Neg", "Cast", "Clip", "Dropout"), _unary),
     **dict.fromkeys(ELEMENTWISE, lambda view: _broadcast(view) if view.version >= 7 else None),
-    "MatMul": lambda view: _broadcast(view, spare=2),
+    "MatMul": _matmul,
     **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
     **dict.fromkeys(
         ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), _normalization

@@ -84,7 +84,7 @@ class _Analysis:
         if isinstance(plan, Lift):
             self._join(*node.outputs, *(v for v in node.inputs if v in self.forms and v is not None))
             ranks = {len(shape_of(value) or ()) for value in (*node.inputs, *node.outputs)}
-            if node.op_type in PRODUCTS and ranks == {PRODUCT_AXES}:
+            if node.op_type in PRODUCTS and ranks == {PRODUCT_AXES} and not plan.op_type:
                 self.wanted_values.append(node.outputs[0])
         elif plan.base in self.forms and not parted:
             self._join(node.outputs[0], plan.base)
@@ -114,6 +114,9 @@ class _Analysis:
             return None  # a node that is not what its operator demands
         if found is None or not all(self._can_part(node, index, found) for index in found.apart):
             return None
+        dtype = node.outputs[0].dtype
+        if found.op_type and (dtype is None or not dtype.is_floating_point()):
+            return None  # MatMul takes some whole numbers that Einsum does not
         shapes = [shape_of(value) for value in node.outputs]
         return found if all(shape and found.form.axis < len(shape) for shape in shapes) else None
 

@@ -67,7 +67,7 @@ class Writer(GraphWriter):
             entries = self._entries(inputs[1], (shape_of(inputs[1]) or (0,))[0])
             inputs[1] = self.vector([*entries[: plan.ones], 1, 1, *entries[plan.ones + 1 :]])
         kept = [item for name, item in node.attributes.items() if name not in plan.attributes]
-        made = self.node(node.op_type, inputs, plan.attributes, kept, len(node.outputs))
+        made = self.node(plan.op_type or node.op_type, inputs, plan.attributes, kept, len(node.outputs))
         for old_value, new in zip(node.outputs, made, strict=True):
             self.apart[old_value] = self.described(
                 new, old_value, plan.form.parted(shape_of(old_value) or ())

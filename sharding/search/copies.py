@@ -1,8 +1,9 @@
 """Splits into fewer parts than ranks: neighbouring ranks hold the same part (see ``Split.copies``).
 
-Grouped key/value heads may be fewer than ranks. The rules know nothing of this: a rule is asked again for as
-many ranks as there are parts, and each of its options then stands for groups of ranks that do the same. Only
-graphs that need such options get them, and only for axes of the lengths in question.
+Grouped key/value heads may be fewer than ranks, and so are the two directions of a recurrent node. The rules
+know nothing of this: a rule is asked again for as many ranks as there are parts, and each of its options then
+stands for groups of ranks that do the same. Only graphs that need such options get them, and only for axes of
+the lengths in question.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from sharding.slices.placement import Partial, Placement, Split
 
 HEADS = ("kv_num_heads", "num_heads", "q_num_heads")
 """Attributes of attention operators that count heads."""
+DIRECTIONS = 2
+"""As many parts has a recurrent node that reads its input from both ends."""
+LAYOUT = frozenset({"Concat", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
+"""What stands between such nodes: the states of all directions of all layers are one value."""
 ROUNDS = 3
 """Lengths found in one round make others appear in the next: heads that are repeated, then merged."""
 
@@ -27,10 +32,20 @@ Lengths = dict[int, set[int]]
 def copied_lengths(nodes: Iterable[NodeView]) -> Lengths:
     """The axes that are too short for all ranks, and those that they become when they are merged or repeated.
 
-    A length counts where a Reshape makes an axis of it (heads out of one axis) or an attention operator has
-    so many heads, the ranks do not divide it, and half, a third, ... of the ranks do.
+    A length counts where a Reshape makes an axis of it (heads out of one axis), an attention operator has so
+    many heads, or a recurrent one so many directions; the ranks do not divide it, and half, a third, ... of
+    the ranks do.
     """
-    views = [view for view in nodes if view.op_type == "Reshape" or _heads(view)]
+    nodes = list(nodes)
+    both_ways = any(_both_ways(view) for view in nodes)
+    views = [
+        view
+        for view in nodes
+        if view.op_type == "Reshape"
+        or _heads(view)
+        or _both_ways(view)
+        or (both_ways and view.op_type in LAYOUT)
+    ]
     found: Lengths = {}
     for view in views:
         for length in _short_axes(view):
@@ -54,7 +69,13 @@ def _heads(view: NodeView) -> list[int]:
     return [integer(view.attributes, name) for name in HEADS if isinstance(view.attributes.get(name), int)]
 
 
+def _both_ways(view: NodeView) -> bool:
+    return view.attributes.get("direction") in {"bidirectional", b"bidirectional"}
+
+
 def _short_axes(view: NodeView) -> list[int]:
+    if _both_ways(view):
+        return [DIRECTIONS]
     axes = [] if view.op_type != "Reshape" else view.output_shapes[0] or ()
     return [length for length in (*axes, *_heads(view)) if isinstance(length, int) and length > 1]
 

@@ -41,7 +41,7 @@ _SPECIAL = (
     (re.compile(r"([hc])_?0"), r"\1n"),
     (re.compile(r"([hc])_?(\d*)"), r"\1_n\2"),
     (re.compile(r"([hc])_?0"), r"\1_n"),
-    (re.compile(r"(.*cache.*)_len"), r"\1_next_len"),
+    (re.compile(r"(?=.*cache)(.*)_len"), r"\1_next_len"),  # a name of megabytes may say "cache" all the way
     (re.compile(r"in(_?(?:state|cache).*)"), r"out\1"),
     (re.compile(r"(state|states)"), r"\1N"),
 )  # fmt: skip

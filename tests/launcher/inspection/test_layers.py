@@ -95,3 +95,12 @@ def test_names_without_modules_give_layers_of_their_own() -> None:
 def test_every_weight_that_is_read_is_in_one_layer(names: list[str]) -> None:
     layers = by_layer([Used("", "Add", [name, name], []) for name in names], set(names))
     assert sorted(name for layer in layers for name in layer.weights) == sorted(set(names))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("piece", ["_running_", "a.moving_x", "_w", "._:"])
+def test_a_name_of_a_megabyte_is_read_at_once(piece: str) -> None:
+    """With a pattern that looks at the rest again for each piece that would take a quarter of an hour."""
+    name = piece * (10**6 // len(piece)) + "!"
+    (layer,) = by_layer([Used("", "MatMul", [name], ["y"])], [name])
+    assert layer.weights == [name]

@@ -143,8 +143,24 @@ def test_where_all_weights_are_listed_nobody_feeds_them(tmp_path: Path) -> None:
         feeds = {"x": graphs.array(3, 16)}
         expected = onnxruntime.InferenceSession(path).run(None, feeds)[0]
         np.testing.assert_allclose(group.predict(feeds)["y"], expected, atol=1e-4)
-        with pytest.raises(ShardrunError, match="The model has no input 'w1'; it expects 'x'"):
-            group.predict({**feeds, "w1": graphs.array(16, 512)})
+        fed = {**feeds, "w1": graphs.array(16, 512)}
+        with pytest.raises(ShardrunError, match="The model has no input 'w1'; it expects 'x'") as caught:
+            group.predict(fed)
+        assert "'w1' is a weight, of which ranks hold parts: name it in variable_weights" in str(caught.value)
+        with pytest.raises(ShardrunError, match=r"no input 'w0'; it expects 'x' float32\[batch, 16\]\.$"):
+            group.predict({**feeds, "w0": feeds["x"]})
+    with start(tmp_path / "out", ranks=2, launcher="local", threads=1, variable_weights=["w1"]) as group:
+        group.update_weights({"w1": fed["w1"]})
+        expected = onnxruntime.InferenceSession(path).run(None, fed)[0]
+        np.testing.assert_allclose(group.predict(feeds)["y"], expected, atol=1e-4)
+    np.savez(tmp_path / "fed.npz", **fed)
+    for given in ((tmp_path / "out",), (path, "--ranks", 2)):
+        done = shardrun("run", *given, "--input", "fed.npz", cwd=tmp_path)
+        assert done.returncode == 2
+        assert "the model has no input 'w1' (it has: x); 'w1' is a weight, of which" in done.stderr
+    # One process runs the model as it is, and the runtime takes such a value.
+    (alone,) = executor.load(path).run(fed)
+    np.testing.assert_allclose(alone, expected, atol=1e-4)
 
 
 def test_a_default_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:

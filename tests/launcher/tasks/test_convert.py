@@ -16,9 +16,11 @@ import onnxruntime
 import pytest
 
 from launcher.cli import main
-from sharding.errors import OptionError
+from sharding.errors import ModelError, OptionError
+from sharding.importers import write
 from sharding.importers.networks.arguments import in_order
 from sharding.importers.networks.inputs import Input
+from sharding.onnx_files import protobuf
 from tests.launcher.cli_tools import save_mlp
 
 ROOT = Path(__file__).parents[3]
@@ -458,6 +460,23 @@ def test_weights_into_an_onnx_file(capsys: pytest.CaptureFixture[str], here: Pat
     found = properties(here / "out.onnx")
     assert found["shardrun.source.format"] == "ONNX with weights of a safetensors"
     assert set(found) >= {"shardrun.source.sha256.model.onnx", "shardrun.source.sha256.w.safetensors"}
+
+
+def test_a_file_too_long_for_protobuf_gets_its_weights_beside_it(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As nothing else can be made of it by ONNX's own tools, this is a conversion; here with lower limits."""
+    monkeypatch.setattr(protobuf, "MESSAGE_BYTES", 1 << 17)
+    monkeypatch.setattr(write, "INLINE_MOST", 1 << 16)
+    model = save_mlp(here / "model.onnx", width=4096)
+    with pytest.raises(
+        ModelError, match=r"`shardrun convert MODEL OUTPUT.onnx` puts the weights into a file"
+    ):
+        raise protobuf.not_a_model(model)
+    assert "out.onnx.data (" in convert(capsys, "model.onnx", "out.onnx")
+    assert (here / "out.onnx").stat().st_size < 2048
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    np.testing.assert_array_equal(answers(here / "out.onnx", x=x)["y"], answers(model, x=x)["y"])
 
 
 def test_onnx_files_get_other_names_and_operators(capsys: pytest.CaptureFixture[str], here: Path) -> None:

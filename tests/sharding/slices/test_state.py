@@ -8,6 +8,7 @@ import pytest
 from sharding.errors import OptionError, ShardError
 from sharding.slices.manifest_fields import Field
 from sharding.slices.state import StatePair, check_pairs, metadata_text, parse_metadata, read_pairs
+from sharding.slices.state_names import outputs_for
 from sharding.slices.state_search import find
 
 MS = "com.microsoft"
@@ -379,3 +380,13 @@ def test_pairs_must_be_of_the_model_and_divide(change: dict[str, Any], where: st
     shape = ["batch", 4, "past", 7]
     with pytest.raises(ShardError, match=where):
         check_pairs(item, read_pairs(item), {"a": shape}, {"b": shape}, 4)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("piece", [".cache", "cache_len", "past_", "state."])
+def test_a_name_of_a_megabyte_is_read_at_once(piece: str) -> None:
+    """With a pattern that looks at the rest again for each piece that would take hours."""
+    name = piece * (10**6 // len(piece))
+    for found, _ in outputs_for(f"{name}!"):
+        assert len(found) > len(name) // 2
+    assert ("x_cache_next_len", "state") in list(outputs_for("x_cache_len"))
