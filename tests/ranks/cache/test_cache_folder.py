@@ -95,6 +95,38 @@ def test_a_lock_that_was_removed_by_its_holder_is_not_the_lock(
         pass
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_folder_that_is_removed_while_it_is_taken_is_not_there(
+    file: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Who holds what has no name any more, or another's, holds nothing that others would leave alone."""
+    folder, lock = file.with_name("kept"), locks.lock
+    folder.mkdir()
+
+    def replaced(descriptor: int, how: int, at: Path, seconds: float | None = None) -> bool:
+        at.rename(at.with_name("gone"))
+        if again:
+            at.mkdir()
+        return lock(descriptor, how, at, seconds)
+
+    monkeypatch.setattr(locks, "lock", replaced)
+    assert locks.pin(folder) is None
+
+
+def test_what_is_kept_for_others_is_kept_for_an_hour_at_most(file: Path) -> None:
+    """A time of years to come is one that a wrong clock gave: to use the folder sets it right."""
+    folder = file.with_name("kept")
+    folder.mkdir()
+    locks.expect(folder, 1e9)
+    for seconds, expected in ((0.0, True), (1e8, False)):
+        then = folder.stat().st_mtime + seconds
+        os.utime(folder, (then, then))
+        held = locks.pin(folder)
+        assert held is not None
+        held.close()
+        assert (folder.stat().st_mtime == then) is expected
+
+
 def test_a_seal_that_names_nothing_is_none(file: Path) -> None:
     folder = file.parent / "folder"
     folder.mkdir()

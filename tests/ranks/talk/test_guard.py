@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ranks.talk import sentry
 from tests.launcher.cli_tools import environment
 from tests.launcher.processes import LIMIT, MARK, marked, wait_until
 
@@ -52,6 +53,32 @@ def test_a_stopped_rank_is_ended(mark: str) -> None:
     )
     assert "which is stopped by a signal such as SIGSTOP" in said and said.count("\n") == 1
     assert wait_until(lambda: not marked(mark), LIMIT), marked(mark)
+
+
+def test_time_in_which_nothing_ran_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that was suspended for an hour has stopped its ranks for a look or two."""
+    looks: list[int] = []
+
+    class Poll:
+        def register(self, *what: int) -> None:
+            pass
+
+        def poll(self, milliseconds: float) -> list[int]:
+            looks.append(len(looks))
+            return [] if len(looks) < 20 else [0]
+
+    monkeypatch.setattr(sys, "argv", ["", str(os.getppid()), "0", "5.0", "3", "here"])
+    monkeypatch.setattr(sentry.select, "poll", Poll)
+    monkeypatch.setattr(sentry.time, "monotonic", lambda: 3600.0 * len(looks))
+    monkeypatch.setattr("ranks.common.processes.is_stopped", lambda pid: True)
+
+    def end(process: int, number: int) -> None:
+        os.close(process)
+        looks.append(-number)
+
+    monkeypatch.setattr(sentry.signal, "pidfd_send_signal", end)
+    sentry.main()
+    assert looks == [0, 1, 2, -signal.SIGKILL]
 
 
 STILL = """

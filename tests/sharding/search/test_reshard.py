@@ -97,6 +97,33 @@ def _cut_to(e: Any, values: Any, source: Placement) -> Any:
     return whole if source == PARTIAL else reshard(e, whole, REPLICATED, source, ("n", 36, 36))
 
 
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (Split(1, copies=2), REPLICATED),
+        (Split(1, 3, 2), REPLICATED),
+        (Split(1, 3, 4), Split(1, 3)),
+        (Split(1, copies=4), Split(1, copies=2)),
+        (Split(1, copies=2), Split(2)),
+    ],
+    ids=str,
+)
+def test_parts_that_several_ranks_hold(tmp_path: Path, source: Split, target: Placement) -> None:
+    """Of neighbours with the same part one counts, and each takes its own piece of what they share."""
+    text = "g (float[n, 24, 8] x) => (float[n, 24, 8] y) { a = Identity(x) b = Identity(a) y = Identity(b) }"
+    path = graphs.save(tmp_path / "model.onnx", text, {})
+    plan = sharding.plan_model(path, 4, allow_replicated=True)
+    first, second, _ = plan.steps
+
+    def place(e: Any, values: Any) -> list[Any]:
+        return [reshard(e, e.copy(values)[0], REPLICATED, source, ("n", 24, 8))]
+
+    first.options = [Option((REPLICATED,), (source,), place)]
+    second.options = [Option((target,), (target,))]
+    write_slices(replace(plan, choices=[0, 0, 0]), tmp_path / "slices")
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(2, 24, 8)}, 1e-6)
+
+
 @pytest.mark.parametrize("kind", [np.int8, np.int16, np.uint8])
 def test_a_dequantized_weight_that_is_cut_has_its_zero_point(tmp_path: Path, kind: Any) -> None:
     """ONNX Runtime before 1.28 takes an absent one behind a Slice for uint8's."""
