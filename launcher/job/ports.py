@@ -54,8 +54,8 @@ def listen_tcp(hosts: Sequence[str]) -> tuple[socket.socket, str]:
             family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         except OSError as error:
             raise LaunchError(
-                f"The host {host!r} cannot be found ({error.strerror or error}): correct its name, or say the "
-                "address by which this machine reaches it (in a rank table, server_ip)."
+                f"The host {host!r} cannot be found ({error.strerror or error}): correct its name, or say "
+                "the address by which this machine reaches it (in a rank table, server_ip)."
             ) from None
         with socket.socket(family, kind) as probe:
             try:
