@@ -21,6 +21,7 @@ from onnx import numpy_helper
 import sharding
 from sharding.demands.options import SliceOptions
 from sharding.errors import OutputError, ShardrunError, SliceError
+from sharding.onnx_files.external import place_of
 from sharding.onnx_files.tensors import cut, locate
 from sharding.reading.read import read_model
 from sharding.slices import folder
@@ -47,6 +48,21 @@ def test_the_folder_holds_what_its_manifest_says(tmp_path: Path) -> None:
         verify_shard(tmp_path / "out", returned, rank, 2)
     assert returned.source.sha256 == hashlib.sha256((tmp_path / "model.onnx").read_bytes()).hexdigest()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "out"]
+
+
+@pytest.mark.parametrize(("columns", "place"), [(512, 4096), (496, 3072)])
+def test_large_parts_start_on_a_page(tmp_path: Path, columns: int, place: int) -> None:
+    """From 64 KiB on: a rank that maps one shares no page with its neighbour."""
+    text = (
+        f"g (float[n, 24] x) => (float[n, {columns}] y) {{ h = MatMul(x, a) r = Relu(h) y = MatMul(r, b) }}"
+    )
+    weights = {"a": graphs.array(24, 64), "b": graphs.array(64, columns)}
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    sharding.slice_model(path, 2, tmp_path / "out")
+    model = onnx.load(tmp_path / "out" / "rank_1.onnx", load_external_data=False)
+    found = sorted((place_of(one).offset, place_of(one).length) for one in model.graph.initializer)
+    assert found == [(0, 3072), (place, 128 * columns)]
+    lockstep.assert_same(tmp_path / "out", path, {"x": graphs.array(2, 24)}, 1e-5)
 
 
 def test_slicing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
