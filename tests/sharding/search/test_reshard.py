@@ -11,6 +11,7 @@ import pytest
 import sharding
 from sharding.graph.values import shape_of
 from sharding.rules.base import Option
+from sharding.search.cost import BYTES_PER_SECOND, reshard_seconds
 from sharding.search.reshard import COLLECTIVES, reshard
 from sharding.slices.placement import PARTIAL, REPLICATED, Placement, Split
 from sharding.writing.write import write_slices
@@ -122,6 +123,13 @@ def test_parts_that_several_ranks_hold(tmp_path: Path, source: Split, target: Pl
     second.options = [Option((target,), (target,))]
     write_slices(replace(plan, choices=[0, 0, 0]), tmp_path / "slices")
     lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(2, 24, 8)}, 1e-6)
+
+
+def test_copies_are_gathered_too() -> None:
+    """All ranks send what they hold, also those that hold the same: twice as much with two copies."""
+    size, world = 1 << 30, 4
+    once, twice = (reshard_seconds(Split(0, 3, copies), REPLICATED, size, world) for copies in (1, 2))
+    assert twice - once == pytest.approx(size * (world - 1) / world / BYTES_PER_SECOND)
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.int16, np.uint8])
