@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import stat
+import time
 from pathlib import Path
 
 import onnx
@@ -47,6 +49,32 @@ def test_what_is_remembered_of_a_path_is_of_one_kind(file: Path) -> None:
     assert (recall(file, "model"), recall(file, "file")) == ("of the model", "of the file")
     file.write_bytes(b"another")
     assert recall(file, "model") is recall(file, "file") is None
+
+
+def test_a_change_that_keeps_size_and_time_is_seen(file: Path) -> None:
+    """As of a copy that takes the time of what it is a copy of."""
+    remember(file, "file", [file.name], "hash")
+    status = file.stat()
+    time.sleep(0.02)  # the kernel's clock of files goes in steps
+    file.write_bytes(b"CONTENT")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert recall(file, "file") is None
+
+
+@pytest.mark.parametrize("harm", ["hash", "size"])
+def test_a_damaged_note_is_not_believed(file: Path, harm: str) -> None:
+    remember(file, "file", [file.name], "a0")
+    (memo,) = hashes_folder().iterdir()
+    noted = json.loads(memo.read_bytes())
+    memo.write_text(json.dumps(noted))
+    assert recall(file, "file") == "a0"
+    if harm == "hash":
+        noted["sha256"] = "a1"
+    else:  # and a file that has it
+        file.write_bytes(b"longer content")
+        noted["files"][0][1] = cache_folder._stamp(file)
+    memo.write_text(json.dumps(noted))
+    assert recall(file, "file") is None
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_remembered(
