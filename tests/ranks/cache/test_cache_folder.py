@@ -227,6 +227,12 @@ def test_of_external_data_only_what_a_model_uses_counts(file: Path) -> None:
     assert same == [True, True, False, False, True]
 
 
+def test_what_a_file_lacks_takes_no_room(file: Path) -> None:
+    """A weight may be said to be longer than its file: its reader says so, not that a disk is too small."""
+    path = _external(file.parent, 96, 1 << 30, 100)
+    assert size_of_files(path) == path.stat().st_size + 4
+
+
 @pytest.mark.timeout(60)
 def test_weights_that_no_cache_holds_are_not_read(file: Path) -> None:
     rows = 1 << 34

@@ -5,6 +5,8 @@ A rank that comes late, or reads late, must find what its peer meant for it, wha
 
 from __future__ import annotations
 
+import itertools
+import os
 import secrets
 import threading
 import time
@@ -312,3 +314,27 @@ def test_a_gather_made_ready_says_that_its_peer_is_gone(pair: Pair) -> None:
     second.close()
     with pytest.raises(PeerLostError):
         call()
+
+
+@pytest.mark.parametrize("only", [None, 1])
+def test_a_wait_ends_with_its_time_out(only: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by a tenth of a second each time that it is looked at."""
+    looks = itertools.count()
+    clock = SimpleNamespace(
+        monotonic=lambda: next(looks) / 10, sleep=lambda seconds: None, perf_counter=time.perf_counter
+    )
+    monkeypatch.setattr(sync, "time", clock)
+    words = memoryview(bytearray(256)).cast("Q")
+    reading, writing = os.pipe()
+    try:
+        waiter = sync.Waiter(
+            words, {1: 16}, SimpleNamespace(rank=0, life={1: reading}), (0, 1),  # type: ignore[arg-type]
+            crowded=True, why=lambda peer, value: "",
+        )  # fmt: skip
+        wait = waiter.collective if only is None else lambda peer, *rest: waiter.mail(peer, 17, *rest)
+        with pytest.raises(CollectiveTimeoutError, match="Rank 1 did not come to the test within 2 s"):
+            wait(1, STEP, 2.0, lambda: "the test")
+        assert 20 <= next(looks) <= 23
+    finally:
+        os.close(reading)
+        os.close(writing)
