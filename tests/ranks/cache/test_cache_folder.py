@@ -26,6 +26,7 @@ from ranks.cache.folder import (
     size_of_files,
     write_whole,
 )
+from ranks.cache.place import prepare
 from ranks.common.waiting import HeldError
 from ranks.errors import ModelError, WeightsError
 from sharding.demands.options import SliceOptions
@@ -153,6 +154,16 @@ def test_what_is_kept_for_others_is_kept_for_an_hour_at_most(file: Path) -> None
         assert held is not None
         held.close()
         assert (folder.stat().st_mtime == then) is expected
+
+
+def test_what_is_kept_for_others_was_used_now(file: Path) -> None:
+    """No list of the cache says that something will have been used tomorrow."""
+    root = file.with_name("cache")
+    made = prepare(root, "slices") / f"m-2-{'0' * 24}"
+    made.mkdir()
+    locks.expect(made, 1000)
+    (found,) = entries.listing(root, "slices")
+    assert found.path == made and found.used <= time.time()
 
 
 def test_a_seal_that_names_nothing_is_none(file: Path) -> None:
