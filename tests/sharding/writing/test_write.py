@@ -421,6 +421,36 @@ def test_ranks_written_one_by_one_are_the_ranks_written_together(tmp_path: Path,
     lockstep.assert_same(tmp_path / "out", path, {"x": graphs.array(4, 7)})
 
 
+def test_the_manifest_joins_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads it meanwhile finds all files that it names."""
+    path = graphs.mlp(tmp_path / "model.onnx", inner=512)
+    sharding.slice_model(path, 2, tmp_path / "out", rank=0)
+    moved: list[str] = []
+    move = Path.replace
+
+    def noted(self: Path, target: Path) -> Path:
+        if target.parent == tmp_path / "out":
+            moved.append(target.name)
+        return move(self, target)
+
+    monkeypatch.setattr(Path, "replace", noted)
+    sharding.slice_model(path, 2, tmp_path / "out", rank=1)
+    assert moved == ["rank_1.data", "rank_1.onnx", "manifest.json"]
+
+
+@pytest.mark.parametrize(("seconds", "stays"), [(0, True), (3600, False)])
+def test_a_folder_that_another_slicing_has_just_made_stays(
+    tmp_path: Path, seconds: float, stays: bool
+) -> None:
+    """Before it is locked it looks like what a killed slicing has left."""
+    left = tmp_path / ".out-abcd1234.partial"
+    left.mkdir()
+    then = left.stat().st_mtime - seconds
+    os.utime(left, (then, then))
+    with folder.new_folder(tmp_path / "out", 1):
+        assert left.exists() is stays
+
+
 def test_a_rank_alone_names_what_is_missing(tmp_path: Path) -> None:
     path = graphs.mlp(tmp_path / "model.onnx", inner=512)
     alone = sharding.slice_model(path, 2, tmp_path / "out", rank=1)
