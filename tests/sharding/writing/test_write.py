@@ -421,6 +421,23 @@ def test_ranks_written_one_by_one_are_the_ranks_written_together(tmp_path: Path,
     lockstep.assert_same(tmp_path / "out", path, {"x": graphs.array(4, 7)})
 
 
+def test_files_that_belong_together_take_their_places_together(tmp_path: Path) -> None:
+    """Where one cannot be written, all stay as they were, and nothing lies beside them."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_bytes(b"before")
+
+    def fail(target: Any) -> None:
+        target.write(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space"):
+        folder.replace_files([(one, lambda target: target.write(b"after")), (other, fail)])
+    assert one.read_bytes() == b"before" and list(tmp_path.iterdir()) == [one]
+    folder.replace_files([(path, lambda target: target.write(b"after")) for path in (one, other)])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other"]
+    assert one.read_bytes() == other.read_bytes() == b"after"
+
+
 def test_the_manifest_joins_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who reads it meanwhile finds all files that it names."""
     path = graphs.mlp(tmp_path / "model.onnx", inner=512)
