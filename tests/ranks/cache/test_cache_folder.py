@@ -14,7 +14,7 @@ import pytest
 
 import ranks
 from launcher.job import cache
-from ranks.cache import entries, intact, locks
+from ranks.cache import entries, intact, locks, weight_entry
 from ranks.cache import folder as cache_folder
 from ranks.cache.folder import (
     fingerprint,
@@ -27,6 +27,7 @@ from ranks.cache.folder import (
     write_whole,
 )
 from ranks.cache.place import prepare
+from ranks.cache.weight_entry import Blob, Entry
 from ranks.common.waiting import HeldError
 from ranks.errors import ModelError, WeightsError
 from sharding.demands.options import SliceOptions
@@ -236,6 +237,16 @@ def test_of_external_data_only_what_a_model_uses_counts(file: Path) -> None:
         found.append(fingerprint(path))
     same = [before == after for before, after in itertools.pairwise(found)]
     assert same == [True, True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "taken"),
+    [("ab" * 32, 1, True), ("../ab", 1, False), ("AB" * 32, 1, False), ("ab", -1, False)],
+)
+def test_an_entry_names_weights_of_the_store_only(file: Path, name: str, size: int, taken: bool) -> None:
+    key, folder = "0" * 32, file.parent
+    weight_entry.write(folder, Entry(key, "m", blobs=(Blob(name, size),)), folder)
+    assert (weight_entry.read_from(folder / f"{key}.json") is not None) is taken
 
 
 def test_what_a_file_lacks_takes_no_room(file: Path) -> None:

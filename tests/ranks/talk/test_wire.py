@@ -77,6 +77,20 @@ def tensor(**change: Any) -> dict[str, Any]:
     return {"fields": {}, "tensors": [described]}
 
 
+def test_a_descriptor_goes_with_the_first_bytes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket may take less than it is given; what is left follows without it."""
+    given, send = [], socket.send_fds
+
+    def send_little(sock: socket.socket, parts: Any, descriptors: list[int]) -> int:
+        given.append(len(descriptors))
+        return send(sock, [parts[0][:3]], descriptors)
+
+    monkeypatch.setattr(socket, "send_fds", send_little)
+    array = np.arange(100_000)
+    got = through(Message(Kind.RESULT, {}, {"x": array}), shared=True)
+    assert np.array_equal(got.tensors["x"], array) and given == [1]
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("size", [0, 3, 70_000])
 @pytest.mark.parametrize("name", NUMERIC)
