@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -40,7 +41,12 @@ def through(message: Message, *, shared: bool = False) -> Message:
     if shared:
         sender.share_memory(borrow=False)
         receiver.share_memory(borrow=False)
-    thread = threading.Thread(target=lambda: (sender.send(message), sender.close()))
+
+    def send() -> None:
+        with contextlib.closing(sender):  # where it fails too, or the receiver would wait
+            sender.send(message)
+
+    thread = threading.Thread(target=send)
     thread.start()
     try:
         return receiver.receive()
