@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -55,8 +56,18 @@ def test_a_stopped_rank_is_ended(mark: str) -> None:
     assert wait_until(lambda: not marked(mark), LIMIT), marked(mark)
 
 
-def test_time_in_which_nothing_ran_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that was suspended for an hour has stopped its ranks for a look or two."""
+@pytest.mark.parametrize(
+    ("stopped", "step", "killed_at"),
+    [
+        ([True], 3600.0, 3),  # a host that was suspended for an hour has stopped its ranks for a look or two
+        ([True, True, True, False], 1.0, None),  # each time less than the limit
+        ([True], 1.0, 5),
+    ],
+)
+def test_what_counts_as_stopped(
+    stopped: list[bool], step: float, killed_at: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a limit of 5 s, by a clock that goes on by ``step`` between two looks."""
     looks: list[int] = []
 
     class Poll:
@@ -69,16 +80,20 @@ def test_time_in_which_nothing_ran_does_not_count(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(sys, "argv", ["", str(os.getppid()), "0", "5.0", "3", "here"])
     monkeypatch.setattr(sentry.select, "poll", Poll)
-    monkeypatch.setattr(sentry.time, "monotonic", lambda: 3600.0 * len(looks))
-    monkeypatch.setattr("ranks.common.processes.is_stopped", lambda pid: True)
-
-    def end(process: int, number: int) -> None:
-        os.close(process)
-        looks.append(-number)
-
-    monkeypatch.setattr(sentry.signal, "pidfd_send_signal", end)
+    monkeypatch.setattr(sentry.time, "monotonic", lambda: step * len(looks))
+    states = itertools.cycle(stopped)
+    monkeypatch.setattr("ranks.common.processes.is_stopped", lambda pid: next(states))
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        sentry.signal, "pidfd_send_signal", lambda process, number: killed.append((len(looks), number))
+    )
+    opened = os.pidfd_open
+    processes: list[int] = []
+    monkeypatch.setattr(os, "pidfd_open", lambda pid: processes.append(opened(pid)) or processes[-1])
+    monkeypatch.setattr(sentry, "_say", lambda what, pid: None)
     sentry.main()
-    assert looks == [0, 1, 2, -signal.SIGKILL]
+    os.close(processes.pop())
+    assert killed == ([] if killed_at is None else [(killed_at, signal.SIGKILL)])
 
 
 STILL = """
