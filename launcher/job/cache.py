@@ -14,7 +14,7 @@ from pathlib import Path
 
 from launcher.errors import ConfigError, ShardrunError
 from ranks.cache.cache import Cache
-from ranks.cache.folder import ELSEWHERE, cache_folder, size_of_files
+from ranks.cache.folder import ELSEWHERE, cache_folder, is_hashed, size_of_files
 from ranks.cache.intact import Files
 from ranks.cache.keys import beginning, hash_of_code, key_of
 from ranks.common.progress import Progress
@@ -41,8 +41,8 @@ def sliced(
 
     ``allow_replicated`` is a short form of the option of that name. ``timeout``: seconds to wait for another
     process that slices the same (default: ``SHARDRUN_TIMEOUT``). ``before`` is called before anything is
-    sliced. Raises what slicing raises, `HeldError` if that process takes longer, and `ConfigError` if the
-    cache cannot be written.
+    sliced, or all of the model read. Raises what slicing raises, `HeldError` if that process takes longer,
+    and `ConfigError` if the cache cannot be written.
     """
     model = Path(model)
     options = options or SliceOptions()
@@ -55,6 +55,9 @@ def sliced(
     cache = Cache("slices", root)
     try:
         _demand_room(cache.folder, model, ranks)
+        if before is not None and not is_hashed(model):  # to hash it is to read it
+            before()
+            before = None
         return cache.get_or_make(
             _key(model, ranks, options),
             lambda folder: _slice_into(folder, model, ranks, options, progress),

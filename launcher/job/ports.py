@@ -54,8 +54,8 @@ def listen_tcp(hosts: Sequence[str]) -> tuple[socket.socket, str]:
             family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         except OSError as error:
             raise LaunchError(
-                f"The host {host!r} of the rank table cannot be found ({error.strerror or error}): correct "
-                "its name, or give its address as server_ip."
+                f"The host {host!r} cannot be found ({error.strerror or error}): correct its name, or say "
+                "the address by which this machine reaches it (in a rank table, server_ip)."
             ) from None
         with socket.socket(family, kind) as probe:
             try:
@@ -63,7 +63,7 @@ def listen_tcp(hosts: Sequence[str]) -> tuple[socket.socket, str]:
             except OSError as error:
                 raise LaunchError(
                     f"There is no route to host {host!r} ({error.strerror or error}): see that this machine "
-                    "is in its network, or correct the address in the rank table."
+                    "is in its network, or correct its address."
                 ) from None
             address = probe.getsockname()[0]
         if not address.startswith("127.") and address != "::1":

@@ -75,7 +75,7 @@ class Cache:
                 before()
             if alone:
                 _clear_crashed(place, _RESUMED if resume else "")
-            self._make(place, make, fits, resume and alone)
+            self._make(place, make, lambda: self._is_there(place, fits, timeout), resume and alone)
             hold(place, timeout)
         if self._root is not None:
             bound(self._root, limit)
@@ -86,7 +86,7 @@ class Cache:
         # Held before its bytes are read, so that nobody removes it meanwhile.
         return hold(place, timeout) and is_sealed(place) and fits(place)
 
-    def _make(self, place: Path, make: Make, fits: Callable[[Path], bool], resume: bool) -> None:
+    def _make(self, place: Path, make: Make, is_there: Callable[[], bool], resume: bool) -> None:
         if resume:
             work = place.with_name(f"{place.name}{_RESUMED}")
             make_private(work)
@@ -99,16 +99,16 @@ class Cache:
             whole = True
             made.chmod(0o700)
             if os.path.lexists(place):
+                if is_there():  # on file systems without locks another process may have been faster
+                    return
                 if not is_sealed(place):
                     say_damaged(place)
-                elif fits(place):  # on file systems without locks another process may have been faster
-                    return
                 discard(place, FORMS[self._kind])
             try:
                 made.rename(place)
                 note(place, files)
             except OSError:
-                if not (is_sealed(place) and fits(place)):  # as above
+                if not is_there():  # as above
                     raise
         finally:
             if whole or not resume:

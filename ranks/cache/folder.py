@@ -139,6 +139,11 @@ def fingerprint(model: Path) -> str:
     return digest.hexdigest()
 
 
+def is_hashed(model: Path) -> bool:
+    """Whether the `fingerprint` of a model is remembered, and so takes no time."""
+    return recall(Path(os.path.abspath(model)), "model") is not None  # noqa: PTH100 - as above
+
+
 def remembered_hash(path: Path, parts: Sequence[Extent] = WHOLE) -> str:
     """SHA-256 of one file's bytes, or of these parts of them, remembered as long as it is unchanged. Raises
     `OSError`."""

@@ -157,7 +157,8 @@ def demand_root(root: Path) -> None:
 def discard(folder: Path, form: Form) -> None:
     """Removes a thing that is a folder. What we did not write into it stays, in a folder beside it, as
     `free_name` gives. Raises `OSError`."""
-    if folder.is_symlink() or not folder.is_dir():  # we make only folders: it is not ours
+    # We make only folders, which are this user's: anything else is not ours.
+    if folder.is_symlink() or not folder.is_dir() or folder.stat().st_uid != os.geteuid():
         folder.rename(free_name(folder))
         return
     going = folder

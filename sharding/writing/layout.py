@@ -20,9 +20,9 @@ from sharding.slices.placement import Placement, Split, held_bytes
 
 INLINE_BYTES = 1024
 """Weights up to this size stay in the model file: ONNX Runtime wants shapes and axes there."""
-ALIGNMENT = 64
 PAGE_BYTES = 1 << 16
 """Weights of this size and more start on a page, so that mapped parts share none with a neighbour."""
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class Place:
 def part_of(weight: str, placement: Placement, tensor_rank: int) -> Part:
     """The part that a rank of the tensor group holds."""
     return Part(weight, placement, placement.part(tensor_rank) if isinstance(placement, Split) else 0)
+
+
+def alignment_of(length: int) -> int:
+    """Of what a part of so many bytes starts at a multiple."""
+    return PAGE if length >= PAGE_BYTES else _ALIGNMENT
 
 
 def is_inline(weight: WeightTensor, placement: Placement, world: int) -> bool:
@@ -112,7 +117,7 @@ class Layout:
         for part in self._sorted(parts):
             size = self.plan.source.weights[part.weight].nbytes
             length = held_bytes(size, part.placement, self.plan.tensor_size)
-            alignment = PAGE if length >= PAGE_BYTES else ALIGNMENT
+            alignment = alignment_of(length)
             offset = -(-end // alignment) * alignment
             placed[part], end = Place(file, offset, length), offset + length
         if placed:

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 import numpy as np
 
 from sharding.common.limits import processors
-from sharding.common.storage import PAGE
 from sharding.errors import ModelError
 from sharding.onnx_files.tensors import WeightTensor, cut
 from sharding.slices.cut_short import WHOLE_FILES
 from sharding.slices.manifest import FileEntry
 from sharding.slices.placement import Placement, Split, held_bytes
-from sharding.writing.layout import ALIGNMENT, PAGE_BYTES, Layout, Part
+from sharding.writing.layout import Layout, Part, alignment_of
 
 if TYPE_CHECKING:
     from io import FileIO
@@ -205,7 +204,7 @@ class Writer:
     def _pass(self, weight: WeightTensor, targets: Mapping[str, Part], inner: int | None) -> None:
         for file, part in targets.items():
             length = held_bytes(weight.nbytes, part.placement, self.world)
-            self.files[file].align(PAGE if length >= PAGE_BYTES else ALIGNMENT)
+            self.files[file].align(alignment_of(length))
         if weight.tensor.dtype.bitwidth < 8:
             self._packed(weight, targets)
         elif weight.nbytes:

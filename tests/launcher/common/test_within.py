@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from launcher.common.within import Within
+from launcher.common.within import Within, this_task
 
 
 def ran(work: Coroutine[Any, Any, Any]) -> Any:
@@ -82,3 +83,25 @@ def test_the_inner_limit_is_told_from_the_outer() -> None:
         return seen
 
     assert ran(work()) == ["inner", "outer"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tasks do not count what cancels them")
+def test_another_cancel_in_the_same_turn_passes() -> None:
+    """Who cancels a task is not told that it took too long; and a time-out leaves the task as it was."""
+
+    async def waiting() -> None:
+        async with Within(0.01):
+            try:
+                await asyncio.sleep(20)
+            finally:
+                this_task().cancel()
+
+    async def work() -> int:
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(waiting())
+        with pytest.raises(asyncio.TimeoutError):
+            async with Within(0.01):
+                await asyncio.sleep(20)
+        return this_task().cancelling()
+
+    assert ran(work()) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,9 @@ from launcher.errors import LaunchError, RankFailedError
 from launcher.group import control, watch
 from launcher.group.watch import Job
 from launcher.job.rank_table import RankTable
+from launcher.starters import cause
 from launcher.starters.base import SOME_RANK, Ended, Handle, Launcher, Pipe
+from launcher.starters.findings import Findings
 from launcher.starters.mpi.handle import MpirunHandle
 from launcher.starters.slurm import SlurmHandle
 from ranks.common.settings import CONTROL, JOB
@@ -435,3 +438,15 @@ def test_a_rank_says_that_it_ended_the_job_and_another_one_is_missed_first(play:
     play.handle.shut()
     play.gone(1)
     assert play.failure().startswith("rank 1 on host h ended with exit code 3.")
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_the_first_rank_that_the_launching_program_names_counts(order: tuple[int, int]) -> None:
+    """Those that it names later it may have ended itself, whichever was missed first."""
+    found = Findings(3, {})
+    ended = {1: Ended(1, -signal.SIGSEGV), 2: Ended(2, -signal.SIGKILL)}
+    found.troubles = {rank: cause.Trouble(rank, "h", ended=ended[rank]) for rank in order}
+    found.name(1)
+    found.name(2)
+    first = found.first()
+    assert first is not None and first.rank == 1

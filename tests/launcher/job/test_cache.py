@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -42,6 +43,12 @@ def slicings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(sharding, "slice_model", counted)
     return done
+
+
+def test_a_file_system_that_tells_no_size_takes_slices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = SimpleNamespace(total=0, used=0, free=0)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    assert cache.sliced(save_mlp(folder / "m.onnx"), 2).is_dir()
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:

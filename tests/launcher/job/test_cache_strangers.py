@@ -19,7 +19,7 @@ import pytest
 import ranks
 from launcher import cli
 from launcher.job import cache
-from ranks.cache import limit, locks
+from ranks.cache import intact, limit, locks
 from ranks.cache import place as cache_place
 from ranks.cache.folder import fingerprint
 from ranks.errors import ShardrunError
@@ -98,7 +98,7 @@ def test_files_that_a_user_puts_into_our_folders(folder: Path, capsys: pytest.Ca
     share(model)
     place = cache.sliced(model, 2)
     theirs = put(folder / "cache", tuple(name for name in THEIRS if "ab" * 32 not in name))
-    mine = put(place, ("notes.txt", "old/rank_0.data"))
+    mine = put(place, ("notes.txt", "old/rank_0.data", "rank_7.data/a.txt"))
     locks.PINS.held.clear()
     limit.bound(folder / "cache", 0)
     assert not place.exists()
@@ -260,6 +260,8 @@ def test_a_forged_slice_folder_is_made_again(folder: Path, how: str) -> None:
     right = (place / "rank_0.data").read_bytes()
     (place / "rank_0.data").chmod(0o600)
     (place / "rank_0.data").write_bytes(bytes(len(right)))  # as long as the right one
+    (place / intact.SEAL).unlink()
+    intact.note(place, intact.seal(place))  # he can write all that we can
     spoil(how, place, folder)
     assert cache.sliced(model, 2) == place
     assert (place / "rank_0.data").read_bytes() == right and not place.is_symlink()

@@ -13,6 +13,7 @@ import ranks
 from launcher import cli, start
 from launcher.group.watch import Job
 from launcher.job import cache
+from ranks.cache.folder import fingerprint
 from ranks.errors import ModelError, ShardrunError
 from tests.launcher.cli_tools import save_mlp
 
@@ -93,6 +94,19 @@ def test_jobs(
     command, *rest = arguments
     assert sentence in said(capsys, command, mlp, *rest)
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_misspelled_word_costs_no_reading_of_the_weights(
+    mlp: Path, known: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a large model that takes minutes. One whose hash is remembered is looked for in the cache first."""
+    if known:
+        fingerprint(mlp)
+    read: list[Path] = []
+    monkeypatch.setattr("ranks.cache.folder.sha256_of", read.append)
+    said(capsys, "run", mlp, "--ranks", 2, "--dim", "bach=4")
+    assert not read
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from launcher import start
 from launcher.errors import ConfigError, LaunchError, RankFailedError
 from launcher.group import halted, watch
 from launcher.job.places.hosts import remote_hosts
+from launcher.job.ports import listen_tcp
 from launcher.starters import base, cause, mpirun
 from launcher.starters import environment as environment_module
 from launcher.starters.base import SOME_RANK, Ended
@@ -232,9 +233,21 @@ def test_a_host_without_a_route_is_refused_and_named(tmp_path: Path, monkeypatch
 
     slice_model(save_mlp(tmp_path / "model.onnx"), 2, tmp_path / "slices")
     monkeypatch.setattr(socket.socket, "connect", unreachable, raising=False)
-    sentence = rf"no route to host '{AWAY[0]}' \(Network is unreachable\): .* the rank table"
+    sentence = rf"no route to host '{AWAY[0]}' \(Network is unreachable\): .* correct its address"
     with pytest.raises(LaunchError, match=sentence):
         start(tmp_path / "slices", rank_table=make_rank_table([(host, 1) for host in AWAY]))
+
+
+def test_a_host_that_has_no_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts may be given in other ways than by a rank table."""
+
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    sentence = "^The host 'h1' cannot be found \\(Name or service not known\\): correct its name, or say"
+    with pytest.raises(LaunchError, match=sentence):
+        listen_tcp(["h1"])
 
 
 @pytest.mark.parametrize("flavour", ["mpich", "intel"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -28,6 +30,7 @@ from launcher.starters.base import Handle, Launcher
 from launcher.starters.staging import channel as channels
 from launcher.starters.staging import sender
 from launcher.starters.staging.copies import Copy, needed
+from launcher.starters.staging.receiver import Receiver
 from ranks.cache import staged
 from ranks.cache.folder import cache_folder
 from ranks.cache.limit import bound
@@ -128,6 +131,34 @@ def test_a_cut_copy_goes_on(folder: Path, tmp_path: Path) -> None:
     assert send(folder, tmp_path / "there") == DATA - there
     assert kept(tmp_path / "there", copy)["rank_1.data"] == (folder / "rank_1.data").read_bytes()
     assert not list((tmp_path / "there").glob("slices/*.tmp*"))
+
+
+def offer_of(files: Mapping[str, bytes]) -> Any:
+    return {"files": [(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()]}
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that comes when it has been looked what is there."""
+    (tmp_path / "own").write_bytes(b"the user's")
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "a").symlink_to("../own")
+    monkeypatch.setattr("launcher.starters.staging.receiver._length", lambda path, size: 0)
+    with pytest.raises(OSError, match="symbolic links"):
+        Receiver(io.BytesIO(b"theirs"), io.BytesIO(), offer_of({"a": b"theirs"})).receive(tmp_path / "made")
+    assert (tmp_path / "own").read_bytes() == b"the user's"
+
+
+def test_what_is_told_of_a_copy_is_never_more_than_all_of_it(tmp_path: Path) -> None:
+    """Bytes that were there and are wrong do not count when they come again."""
+    right = {"a": b"right", "b": b"all of it"}
+    (tmp_path / "a").write_bytes(b"wrong")
+    offer: Any = {
+        "files": [(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in right.items()]
+    }
+    receiver = Receiver(io.BytesIO(right["b"] + right["a"]), io.BytesIO(), offer)
+    receiver.receive(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == right
+    assert receiver.arrived == sum(map(len, right.values()))
 
 
 def test_a_damaged_part_is_sent_whole(folder: Path, tmp_path: Path) -> None:

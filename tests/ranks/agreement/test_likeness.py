@@ -78,9 +78,10 @@ def test_weights_that_differ_in_one_number(external: bool, tmp_path: Path) -> No
     assert len(said) == 1 and said[0].startswith("ranks 0, 1 and 2 loaded the same weights")
 
 
-def test_models_without_weights_are_alike_without_a_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [(4,), (1, 1)])
+def test_models_without_weights_are_alike_without_a_warning(shape: tuple[int, ...], tmp_path: Path) -> None:
     nodes = [node("Add", ["x", "one"], ["h"]), node("AllReduce", ["h"], ["y"])]
-    one = {"one": np.ones(4, np.float32)}
+    one = {"one": np.ones(shape, np.float32)}
     paths = save([model(nodes, [value("x", ["n", 4])], ["y"], one)] * 2, tmp_path)
     said, answers = loaded(paths, {"x": np.ones((1, 4), np.float32)})
     assert said == []

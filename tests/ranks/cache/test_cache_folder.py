@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import stat
+import time
 from pathlib import Path
 
 import onnx
@@ -12,7 +14,7 @@ import pytest
 
 import ranks
 from launcher.job import cache
-from ranks.cache import entries, intact, locks
+from ranks.cache import entries, intact, locks, weight_entry
 from ranks.cache import folder as cache_folder
 from ranks.cache.folder import (
     fingerprint,
@@ -24,6 +26,8 @@ from ranks.cache.folder import (
     size_of_files,
     write_whole,
 )
+from ranks.cache.place import prepare
+from ranks.cache.weight_entry import Blob, Entry
 from ranks.common.waiting import HeldError
 from ranks.errors import ModelError, WeightsError
 from sharding.demands.options import SliceOptions
@@ -47,6 +51,32 @@ def test_what_is_remembered_of_a_path_is_of_one_kind(file: Path) -> None:
     assert (recall(file, "model"), recall(file, "file")) == ("of the model", "of the file")
     file.write_bytes(b"another")
     assert recall(file, "model") is recall(file, "file") is None
+
+
+def test_a_change_that_keeps_size_and_time_is_seen(file: Path) -> None:
+    """As of a copy that takes the time of what it is a copy of."""
+    remember(file, "file", [file.name], "hash")
+    status = file.stat()
+    time.sleep(0.02)  # the kernel's clock of files goes in steps
+    file.write_bytes(b"CONTENT")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert recall(file, "file") is None
+
+
+@pytest.mark.parametrize("harm", ["hash", "size"])
+def test_a_damaged_note_is_not_believed(file: Path, harm: str) -> None:
+    remember(file, "file", [file.name], "a0")
+    (memo,) = hashes_folder().iterdir()
+    noted = json.loads(memo.read_bytes())
+    memo.write_text(json.dumps(noted))
+    assert recall(file, "file") == "a0"
+    if harm == "hash":
+        noted["sha256"] = "a1"
+    else:  # and a file that has it
+        file.write_bytes(b"longer content")
+        noted["files"][0][1] = cache_folder._stamp(file)
+    memo.write_text(json.dumps(noted))
+    assert recall(file, "file") is None
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_remembered(
@@ -93,6 +123,48 @@ def test_a_lock_that_was_removed_by_its_holder_is_not_the_lock(
             pass
     with locked(path, 0):
         pass
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_folder_that_is_removed_while_it_is_taken_is_not_there(
+    file: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """Who holds what has no name any more, or another's, holds nothing that others would leave alone."""
+    folder, lock = file.with_name("kept"), locks.lock
+    folder.mkdir()
+
+    def replaced(descriptor: int, how: int, at: Path, seconds: float | None = None) -> bool:
+        at.rename(at.with_name("gone"))
+        if again:
+            at.mkdir()
+        return lock(descriptor, how, at, seconds)
+
+    monkeypatch.setattr(locks, "lock", replaced)
+    assert locks.pin(folder) is None
+
+
+def test_what_is_kept_for_others_is_kept_for_an_hour_at_most(file: Path) -> None:
+    """A time of years to come is one that a wrong clock gave: to use the folder sets it right."""
+    folder = file.with_name("kept")
+    folder.mkdir()
+    locks.expect(folder, 1e9)
+    for seconds, expected in ((0.0, True), (1e8, False)):
+        then = folder.stat().st_mtime + seconds
+        os.utime(folder, (then, then))
+        held = locks.pin(folder)
+        assert held is not None
+        held.close()
+        assert (folder.stat().st_mtime == then) is expected
+
+
+def test_what_is_kept_for_others_was_used_now(file: Path) -> None:
+    """No list of the cache says that something will have been used tomorrow."""
+    root = file.with_name("cache")
+    made = prepare(root, "slices") / f"m-2-{'0' * 24}"
+    made.mkdir()
+    locks.expect(made, 1000)
+    (found,) = entries.listing(root, "slices")
+    assert found.path == made and found.used <= time.time()
 
 
 def test_a_seal_that_names_nothing_is_none(file: Path) -> None:
@@ -165,6 +237,22 @@ def test_of_external_data_only_what_a_model_uses_counts(file: Path) -> None:
         found.append(fingerprint(path))
     same = [before == after for before, after in itertools.pairwise(found)]
     assert same == [True, True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "taken"),
+    [("ab" * 32, 1, True), ("../ab", 1, False), ("AB" * 32, 1, False), ("ab", -1, False)],
+)
+def test_an_entry_names_weights_of_the_store_only(file: Path, name: str, size: int, taken: bool) -> None:
+    key, folder = "0" * 32, file.parent
+    weight_entry.write(folder, Entry(key, "m", blobs=(Blob(name, size),)), folder)
+    assert (weight_entry.read_from(folder / f"{key}.json") is not None) is taken
+
+
+def test_what_a_file_lacks_takes_no_room(file: Path) -> None:
+    """A weight may be said to be longer than its file: its reader says so, not that a disk is too small."""
+    path = _external(file.parent, 96, 1 << 30, 100)
+    assert size_of_files(path) == path.stat().st_size + 4
 
 
 @pytest.mark.timeout(60)

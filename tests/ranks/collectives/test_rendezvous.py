@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,7 @@ from ranks.collectives.meeting import meet
 from ranks.collectives.rendezvous import Rendezvous
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from ranks.identity.place import Identity
+from ranks.talk import unix
 from tests.left_behind import left_open, open_descriptors
 from tests.ranks.threads import until
 
@@ -281,6 +283,35 @@ def test_every_rank_learns_of_a_death(pool: ThreadPoolExecutor, job: str) -> Non
     finally:
         process.kill()
         process.communicate(timeout=PATIENCE)
+
+
+def test_who_is_lost_is_who_was_missed_first(pool: ThreadPoolExecutor, job: str) -> None:
+    """A rank that left says whom it had lost; where that is the rank that asks, it is itself the lost one."""
+    first, second, third = everyone(pool, job, 3)
+    second.blame(2)
+    second.close()
+    third.blame(0)
+    third.close()
+    assert first.gone() == [1, 2]
+    for asked in (1, 2):
+        error = first.lost(asked)
+        assert (str(error), error.peer) == ("Rank 2 left the group", 2)
+    first.close()
+
+
+@pytest.mark.parametrize("said", [{"what": 1}, {"failed": "so"}, {"rank": 1, "data": None}])
+def test_descriptors_of_what_nobody_expects_are_closed(
+    pool: ThreadPoolExecutor, job: str, said: dict[str, object]
+) -> None:
+    first, second = everyone(pool, job, 2)
+    with Path(os.devnull).open("rb") as file:
+        unix.send(first._peers[1], said, [file.fileno()])
+    before = open_descriptors()
+    with pytest.raises(CollectiveError, match="sent an unexpected message" if "failed" not in said else "so"):
+        second.exchange(None)
+    assert not left_open(before)
+    first.close()
+    second.close()
 
 
 def test_a_child_that_outlives_its_rank_does_not_hide_the_death(pool: ThreadPoolExecutor, job: str) -> None:

@@ -5,6 +5,8 @@ A rank that comes late, or reads late, must find what its peer meant for it, wha
 
 from __future__ import annotations
 
+import itertools
+import os
 import secrets
 import threading
 import time
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 
 from ranks.collectives.shm import communicator, sync
-from ranks.collectives.shm.area import MAIL, PLACES
+from ranks.collectives.shm.area import MAIL, PLACES, Area, create
 from ranks.collectives.shm.phases import DIRECT
 from ranks.collectives.shm.sync import STEP
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
@@ -312,3 +314,101 @@ def test_a_gather_made_ready_says_that_its_peer_is_gone(pair: Pair) -> None:
     second.close()
     with pytest.raises(PeerLostError):
         call()
+
+
+@pytest.mark.parametrize("only", [None, 1])
+def test_a_wait_ends_with_its_time_out(only: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by a tenth of a second each time that it is looked at."""
+    looks = itertools.count()
+    clock = SimpleNamespace(
+        monotonic=lambda: next(looks) / 10, sleep=lambda seconds: None, perf_counter=time.perf_counter
+    )
+    monkeypatch.setattr(sync, "time", clock)
+    words = memoryview(bytearray(256)).cast("Q")
+    reading, writing = os.pipe()
+    try:
+        waiter = sync.Waiter(
+            words, {1: 16}, SimpleNamespace(rank=0, life={1: reading}), (0, 1),  # type: ignore[arg-type]
+            crowded=True, why=lambda peer, value: "",
+        )  # fmt: skip
+        wait = waiter.collective if only is None else lambda peer, *rest: waiter.mail(peer, 17, *rest)
+        with pytest.raises(CollectiveTimeoutError, match="Rank 1 did not come to the test within 2 s"):
+            wait(1, STEP, 2.0, lambda: "the test")
+        assert 20 <= next(looks) <= 23
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_who_waits_for_one_rank_is_not_disturbed_by_the_end_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A message of rank 1 comes, though rank 2 has ended; had rank 1 ended, it would be missed."""
+    looks = itertools.count()
+    words = memoryview(bytearray(512)).cast("Q")
+
+    def look() -> float:
+        if (number := next(looks)) == 12:
+            words[20] = STEP
+        return number / 10
+
+    clock = SimpleNamespace(monotonic=look, sleep=lambda seconds: None, perf_counter=time.perf_counter)
+    monkeypatch.setattr(sync, "time", clock)
+    pipes = [os.pipe() for _ in range(2)]
+    os.close(pipes[1][1])
+    told = SimpleNamespace(
+        rank=0, life={1: pipes[0][0], 2: pipes[1][0]}, lost=lambda peer: PeerLostError(f"Rank {peer}", peer)
+    )
+    try:
+        for first, lost in ((1, None), (2, 2)):
+            waiter = sync.Waiter(
+                words, {1: 16, 2: 32}, told, (0, 1, 2),  # type: ignore[arg-type]
+                crowded=True, why=lambda peer, value: "",
+            )  # fmt: skip
+            if lost is None:
+                waiter.mail(first, 20, STEP, 60.0, lambda: "mail")
+                assert next(looks) > 12
+            else:
+                with pytest.raises(PeerLostError, match="Rank 2 while rank 0 waited for it in mail"):
+                    waiter.mail(first, 21, STEP, 60.0, lambda: "mail")
+    finally:
+        for descriptor in (*pipes[0], pipes[1][0]):
+            os.close(descriptor)
+
+
+@pytest.fixture
+def arena() -> Iterator[Area]:
+    descriptor = create(2, 4 << 20)
+    yield Area(descriptor, 0, 2)
+    os.close(descriptor)
+
+
+def test_what_lies_beside_a_block_stays_when_its_memory_is_given_back(arena: Area) -> None:
+    bytes_ = np.dtype(np.uint8)
+    small = arena.allocate((100,), bytes_)
+    large = arena.allocate((2 << 20,), bytes_)
+    after = arena.allocate((100,), bytes_)
+    small[:], large[:], after[:] = 7, 8, 9
+    del large
+    large = arena.allocate((2 << 20,), bytes_)  # now what was let go of is given back
+    assert arena.offset_of(large) is not None
+    assert (small == 7).all() and (after == 9).all()
+
+
+def test_blocks_that_are_free_again_make_one(arena: Area) -> None:
+    bytes_ = np.dtype(np.uint8)
+    blocks = [arena.allocate((1 << 20,), bytes_) for _ in range(3)]
+    assert None not in map(arena.offset_of, blocks)
+    for place in (1, 0, 0):
+        del blocks[place]
+        assert arena.offset_of(arena.allocate((100,), bytes_)) is not None
+    assert arena.offset_of(arena.allocate(((4 << 20) - 128,), bytes_)) is not None
+
+
+def test_only_what_lies_in_the_own_arena_has_a_place_there(arena: Area) -> None:
+    bytes_ = np.dtype(np.uint8)
+    last = arena.arena_bytes - 8
+    assert arena.offset_of(arena.arena(0, last, (8,), bytes_)) == last
+    assert arena.offset_of(arena.arena(1, 0, (8,), bytes_)) is None
+    assert arena.offset_of(arena.slot(1, 1, (8,), bytes_)) is None
+    assert arena.offset_of(np.empty(8, np.uint8)) is None

@@ -261,6 +261,16 @@ def test_a_word_is_not_lost_between_two_that_read(
     assert not thread.is_alive()
 
 
+def test_a_rank_that_does_not_stop_is_ended(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its main thread may be in a library that never comes back."""
+    monkeypatch.setattr("ranks.talk.control._STOP_SECONDS", 0.01)
+    ended = threading.Event()
+    monkeypatch.setattr(Control, "_end", lambda self: ended.set())
+    _, peer = joined(recorder)
+    peer.send(Kind.STOP, {})
+    assert ended.wait(20)
+
+
 def test_the_end_of_a_launcher_is_noticed_at_work_and_at_rest(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

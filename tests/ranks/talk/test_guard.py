@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ranks.talk import sentry
 from tests.launcher.cli_tools import environment
 from tests.launcher.processes import LIMIT, MARK, marked, wait_until
 
@@ -52,6 +54,46 @@ def test_a_stopped_rank_is_ended(mark: str) -> None:
     )
     assert "which is stopped by a signal such as SIGSTOP" in said and said.count("\n") == 1
     assert wait_until(lambda: not marked(mark), LIMIT), marked(mark)
+
+
+@pytest.mark.parametrize(
+    ("stopped", "step", "killed_at"),
+    [
+        ([True], 3600.0, 3),  # a host that was suspended for an hour has stopped its ranks for a look or two
+        ([True, True, True, False], 1.0, None),  # each time less than the limit
+        ([True], 1.0, 5),
+    ],
+)
+def test_what_counts_as_stopped(
+    stopped: list[bool], step: float, killed_at: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a limit of 5 s, by a clock that goes on by ``step`` between two looks."""
+    looks: list[int] = []
+
+    class Poll:
+        def register(self, *what: int) -> None:
+            pass
+
+        def poll(self, milliseconds: float) -> list[int]:
+            looks.append(len(looks))
+            return [] if len(looks) < 20 else [0]
+
+    monkeypatch.setattr(sys, "argv", ["", str(os.getppid()), "0", "5.0", "3", "here"])
+    monkeypatch.setattr(sentry.select, "poll", Poll)
+    monkeypatch.setattr(sentry.time, "monotonic", lambda: step * len(looks))
+    states = itertools.cycle(stopped)
+    monkeypatch.setattr("ranks.common.processes.is_stopped", lambda pid: next(states))
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        sentry.signal, "pidfd_send_signal", lambda process, number: killed.append((len(looks), number))
+    )
+    opened = os.pidfd_open
+    processes: list[int] = []
+    monkeypatch.setattr(os, "pidfd_open", lambda pid: processes.append(opened(pid)) or processes[-1])
+    monkeypatch.setattr(sentry, "_say", lambda what, pid: None)
+    sentry.main()
+    os.close(processes.pop())
+    assert killed == ([] if killed_at is None else [(killed_at, signal.SIGKILL)])
 
 
 STILL = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import struct
@@ -79,6 +80,21 @@ def test_how_a_rank_ended(told: Told, tmp_path: Path, script: str, code: int) ->
     assert process.wait(SECONDS) == code
     assert wait_until(lambda: told.ended, SECONDS) and told.ended == [Ended(1, code)]
     assert len(told.here) == 1 and told.here[0] != process.pid
+
+
+def test_a_crash_leaves_one_core_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the rank. The process above it, which ends by the same signal, writes none of its own."""
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(OSError, ValueError):
+            most = resource.getrlimit(resource.RLIMIT_CORE)[1]
+            resource.setrlimit(resource.RLIMIT_CORE, (most, most))
+        monkeypatch.setattr(keeper, "_end_left", lambda: None)
+        limits: list[int] = []
+        monkeypatch.setattr(os, "kill", lambda *_: limits.append(resource.getrlimit(resource.RLIMIT_CORE)[0]))
+        monkeypatch.setattr(os, "_exit", lambda code, leave=os._exit: leave(0 if limits == [0] else 1))
+        keeper._end_alike(-signal.SIGABRT)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("blocked", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -40,7 +41,12 @@ def through(message: Message, *, shared: bool = False) -> Message:
     if shared:
         sender.share_memory(borrow=False)
         receiver.share_memory(borrow=False)
-    thread = threading.Thread(target=lambda: (sender.send(message), sender.close()))
+
+    def send() -> None:
+        with contextlib.closing(sender):  # where it fails too, or the receiver would wait
+            sender.send(message)
+
+    thread = threading.Thread(target=send)
     thread.start()
     try:
         return receiver.receive()
@@ -75,6 +81,20 @@ def with_header(header: object, payload: bytes = b"", *, length: int | None = No
 def tensor(**change: Any) -> dict[str, Any]:
     described = {"name": "x", "dtype": "float32", "shape": [2], "bytes": 8, **change}
     return {"fields": {}, "tensors": [described]}
+
+
+def test_a_descriptor_goes_with_the_first_bytes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket may take less than it is given; what is left follows without it."""
+    given, send = [], socket.send_fds
+
+    def send_little(sock: socket.socket, parts: Any, descriptors: list[int]) -> int:
+        given.append(len(descriptors))
+        return send(sock, [parts[0][:3]], descriptors)
+
+    monkeypatch.setattr(socket, "send_fds", send_little)
+    array = np.arange(100_000)
+    got = through(Message(Kind.RESULT, {}, {"x": array}), shared=True)
+    assert np.array_equal(got.tensors["x"], array) and given == [1]
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -54,6 +54,15 @@ def test_version_2(tmp_path: Path, files: Mapping[str, str], quota: float | None
 
 
 @pytest.mark.parametrize(
+    ("own", "parent", "limit"),
+    [("2000", "1000", 1000), ("1000", "2000", 1000), ("max", "2000", 2000), ("max", "max", None)],
+)
+def test_the_tightest_limit_of_memory_holds(tmp_path: Path, own: str, parent: str, limit: int | None) -> None:
+    files = {"a/b/memory.max": f"{own}\n", "a/memory.max": f"{parent}\n", "memory.max": "max\n"}
+    assert limits.memory_limit(system(tmp_path, V2, "0::/a/b\n", files)) == limit
+
+
+@pytest.mark.parametrize(
     ("own", "parent", "quota"),
     [("150000", "-1", 1.5), ("-1", "-1", None), ("-1", "200000", 2.0), ("300000", "100000", 1.0)],
 )

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from sharding.errors import ModelError
-from sharding.onnx_files.external import Place, file_of, find_data, locations, place_of, put_place
+from sharding.onnx_files.external import Place, extents, file_of, find_data, locations, place_of, put_place
 from sharding.onnx_files.protobuf import IN_MODEL_FILE
 
 ROOT = Path(__file__).parents[3]
@@ -27,6 +27,23 @@ def test_a_place_is_read_as_it_was_put() -> None:
     put_place(made, "m.data", 4096, 0)
     assert place_of(made) == Place("m.data", 4096, 0)
     assert made.data_location == made.EXTERNAL and len(made.external_data) == 3
+
+
+@pytest.mark.parametrize(
+    ("used", "joined"),
+    [
+        ([(0, 100), (10, 20)], [(0, 100)]),
+        ([(50, 10), (0, 60)], [(0, 60)]),
+        ([(0, 10), (10, 10), (21, 4)], [(0, 20), (21, 25)]),
+        ([(0, 10), (5, 20), (8, 4)], [(0, 25)]),
+    ],
+)
+def test_what_tensors_use_of_a_file(used: list[tuple[int, int]], joined: list[tuple[int, int]]) -> None:
+    graph = onnx.GraphProto()
+    for offset, length in used:
+        made = graph.initializer.add(data_location=onnx.TensorProto.EXTERNAL)
+        put_place(made, "m.data", offset, length)
+    assert extents(graph) == {"m.data": joined}
 
 
 @pytest.mark.parametrize(

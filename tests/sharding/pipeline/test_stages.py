@@ -1,5 +1,6 @@
 """Pipeline stages, micro-batches and mixes of strategies: balanced, with the unsliced model's results."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -208,6 +209,33 @@ def test_memory_comes_before_time() -> None:
     costs.use(3, 7, 3)
     costs.use("tied", 7, 3)  # nothing is lighter now than the last step alone
     assert balanced(costs, 2) == ([2], [3.0, pytest.approx(9.1)])
+
+
+def test_no_stage_holds_half_as_much_again_as_the_average() -> None:
+    """Were it not for the weights, the cut before the last step would be the fastest."""
+    costs = Costs(4)
+    costs.seconds[:] = (1, 1, 1, 3)
+    for number in range(3):
+        costs.use(number, 1, number)
+    assert balanced(costs, 2) == ([1], [2.0, 4.0])
+    costs.use("last", 1, 3)
+    assert balanced(costs, 2) == ([2], [3.0, 3.0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_stage_holds_each_weight_once(seed: int) -> None:
+    """The bytes of every run of steps, against a count of what its steps use."""
+    random = np.random.default_rng(seed)
+    costs = Costs(9)
+    uses = [(1 << number, sorted(random.choice(9, 3, replace=False).tolist())) for number in range(5)]
+    for size, steps in uses:
+        for step in steps:
+            costs.use(size, size, step)
+    cuts = [-1, 1, 2, 5, 8]
+    held = costs.weight_bytes(cuts)
+    for i, j in itertools.combinations(range(len(cuts)), 2):
+        run = range(cuts[i] + 1, cuts[j] + 1)
+        assert held[i, j] == sum(size for size, steps in uses if any(step in run for step in steps))
 
 
 def test_measured_times_move_the_cut(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import sharding
 from sharding.graph.values import shape_of
 from sharding.rules.base import Option
+from sharding.search.cost import BYTES_PER_SECOND, reshard_seconds
 from sharding.search.reshard import COLLECTIVES, reshard
 from sharding.slices.placement import PARTIAL, REPLICATED, Placement, Split
 from sharding.writing.write import write_slices
@@ -95,6 +96,40 @@ def test_what_each_rank_puts_in(
 def _cut_to(e: Any, values: Any, source: Placement) -> Any:
     whole = e.copy(values)[0]
     return whole if source == PARTIAL else reshard(e, whole, REPLICATED, source, ("n", 36, 36))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (Split(1, copies=2), REPLICATED),
+        (Split(1, 3, 2), REPLICATED),
+        (Split(1, 3, 4), Split(1, 3)),
+        (Split(1, copies=4), Split(1, copies=2)),
+        (Split(1, copies=2), Split(2)),
+    ],
+    ids=str,
+)
+def test_parts_that_several_ranks_hold(tmp_path: Path, source: Split, target: Placement) -> None:
+    """Of neighbours with the same part one counts, and each takes its own piece of what they share."""
+    text = "g (float[n, 24, 8] x) => (float[n, 24, 8] y) { a = Identity(x) b = Identity(a) y = Identity(b) }"
+    path = graphs.save(tmp_path / "model.onnx", text, {})
+    plan = sharding.plan_model(path, 4, allow_replicated=True)
+    first, second, _ = plan.steps
+
+    def place(e: Any, values: Any) -> list[Any]:
+        return [reshard(e, e.copy(values)[0], REPLICATED, source, ("n", 24, 8))]
+
+    first.options = [Option((REPLICATED,), (source,), place)]
+    second.options = [Option((target,), (target,))]
+    write_slices(replace(plan, choices=[0, 0, 0]), tmp_path / "slices")
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(2, 24, 8)}, 1e-6)
+
+
+def test_copies_are_gathered_too() -> None:
+    """All ranks send what they hold, also those that hold the same: twice as much with two copies."""
+    size, world = 1 << 30, 4
+    once, twice = (reshard_seconds(Split(0, 3, copies), REPLICATED, size, world) for copies in (1, 2))
+    assert twice - once == pytest.approx(size * (world - 1) / world / BYTES_PER_SECOND)
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.int16, np.uint8])

@@ -21,6 +21,7 @@ from onnx import numpy_helper
 import sharding
 from sharding.demands.options import SliceOptions
 from sharding.errors import OutputError, ShardrunError, SliceError
+from sharding.onnx_files.external import place_of
 from sharding.onnx_files.tensors import cut, locate
 from sharding.reading.read import read_model
 from sharding.slices import folder
@@ -47,6 +48,21 @@ def test_the_folder_holds_what_its_manifest_says(tmp_path: Path) -> None:
         verify_shard(tmp_path / "out", returned, rank, 2)
     assert returned.source.sha256 == hashlib.sha256((tmp_path / "model.onnx").read_bytes()).hexdigest()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "out"]
+
+
+@pytest.mark.parametrize(("columns", "place"), [(512, 4096), (496, 3072)])
+def test_large_parts_start_on_a_page(tmp_path: Path, columns: int, place: int) -> None:
+    """From 64 KiB on: a rank that maps one shares no page with its neighbour."""
+    text = (
+        f"g (float[n, 24] x) => (float[n, {columns}] y) {{ h = MatMul(x, a) r = Relu(h) y = MatMul(r, b) }}"
+    )
+    weights = {"a": graphs.array(24, 64), "b": graphs.array(64, columns)}
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    sharding.slice_model(path, 2, tmp_path / "out")
+    model = onnx.load(tmp_path / "out" / "rank_1.onnx", load_external_data=False)
+    found = sorted((place_of(one).offset, place_of(one).length) for one in model.graph.initializer)
+    assert found == [(0, 3072), (place, 128 * columns)]
+    lockstep.assert_same(tmp_path / "out", path, {"x": graphs.array(2, 24)}, 1e-5)
 
 
 def test_slicing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -403,6 +419,53 @@ def test_ranks_written_one_by_one_are_the_ranks_written_together(tmp_path: Path,
     assert joined == whole
     assert _hashes(tmp_path / "out") == _hashes(tmp_path / "whole")
     lockstep.assert_same(tmp_path / "out", path, {"x": graphs.array(4, 7)})
+
+
+def test_files_that_belong_together_take_their_places_together(tmp_path: Path) -> None:
+    """Where one cannot be written, all stay as they were, and nothing lies beside them."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_bytes(b"before")
+
+    def fail(target: Any) -> None:
+        target.write(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space"):
+        folder.replace_files([(one, lambda target: target.write(b"after")), (other, fail)])
+    assert one.read_bytes() == b"before" and list(tmp_path.iterdir()) == [one]
+    folder.replace_files([(path, lambda target: target.write(b"after")) for path in (one, other)])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other"]
+    assert one.read_bytes() == other.read_bytes() == b"after"
+
+
+def test_the_manifest_joins_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads it meanwhile finds all files that it names."""
+    path = graphs.mlp(tmp_path / "model.onnx", inner=512)
+    sharding.slice_model(path, 2, tmp_path / "out", rank=0)
+    moved: list[str] = []
+    move = Path.replace
+
+    def noted(self: Path, target: Path) -> Path:
+        if target.parent == tmp_path / "out":
+            moved.append(target.name)
+        return move(self, target)
+
+    monkeypatch.setattr(Path, "replace", noted)
+    sharding.slice_model(path, 2, tmp_path / "out", rank=1)
+    assert moved == ["rank_1.data", "rank_1.onnx", "manifest.json"]
+
+
+@pytest.mark.parametrize(("seconds", "stays"), [(0, True), (3600, False)])
+def test_a_folder_that_another_slicing_has_just_made_stays(
+    tmp_path: Path, seconds: float, stays: bool
+) -> None:
+    """Before it is locked it looks like what a killed slicing has left."""
+    left = tmp_path / ".out-abcd1234.partial"
+    left.mkdir()
+    then = left.stat().st_mtime - seconds
+    os.utime(left, (then, then))
+    with folder.new_folder(tmp_path / "out", 1):
+        assert left.exists() is stays
 
 
 def test_a_rank_alone_names_what_is_missing(tmp_path: Path) -> None:

@@ -91,6 +91,35 @@ def test_a_process_is_checked_again_when_it_has_proved_to_know_the_handle(
     assert (found, given, owner.attached) == ([], [], 0)
 
 
+def test_a_process_that_has_ended_since_is_given_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number may be that of a process which may attach, and its end is known by no number."""
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    process = os.pidfd_open(child)
+    os.waitpid(child, 0)
+    monkeypatch.setattr(server, "process_of", lambda connection: process)
+    where = handle.address(handle.new_handle())
+    owner = server.Server(where, Guests())
+    owner.serve(server.Offer({}, os.open("/", os.O_PATH)))
+    try:
+        with pytest.raises(WeightsError, match=f"refused this process: process {os.getpid()} has ended"):
+            client.connect(where, 10)
+    finally:
+        owner.close()
+
+
+def test_what_is_told_of_a_part_can_be_changed_by_nobody() -> None:
+    """All that attach have the same memory, and its owner reads nothing of it again."""
+    _, (description,), _ = protocol.pack({"part": ({"a": 1}, [])})
+    try:
+        for change in (lambda: os.pwrite(description, b"x", 0), lambda: os.ftruncate(description, 1)):
+            with pytest.raises(PermissionError):
+                change()
+    finally:
+        os.close(description)
+
+
 # Descriptors: whatever happens, as many are open afterwards as before.
 
 

@@ -1,0 +1,18 @@
+"""Text for people."""
+
+from __future__ import annotations
+
+import pytest
+
+from sharding.common.text import human_bytes
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_499, "999 kB"), (1_000_000, "1 MB"),
+        (1_234_567, "1.23 MB"), (10**9, "1 GB"), (10**12, "1000 GB"), (123 * 10**12, "123000 GB"),
+    ],
+)  # fmt: skip
+def test_bytes_have_the_unit_that_a_person_would_choose(count: int, text: str) -> None:
+    assert human_bytes(count) == text
