@@ -141,6 +141,40 @@ def test_incomplete_gamma_functions_of_large_orders(order: float, tmp_path: Path
     assert np.all(np.abs(found / skewed.numpy() - 1) <= lost)
 
 
+def test_whole_numbers_divided_by_0_end_no_run(tmp_path: Path) -> None:
+    """ONNX Runtime ends it. What MindSpore 2.10 gave: rounded down, the largest number of the type with the
+    dividend's sign; else what x86 makes an integer of that is none, or 0 of fewer than 32 bits."""
+    x, other = np.array([5, -5, 0, 7, -7]), np.array([0, 0, 0, 2, 2])
+    for name in ("int8", "uint8", "int32", "int64"):
+        top, below = x.astype(name), other.astype(name)
+        limits = np.iinfo(name)
+        none = limits.min if limits.bits >= 32 else 0
+        down = [limits.max, limits.min or limits.max, 0]
+        for kind, wanted in {
+            "FloorDiv": [*down, *(top // np.maximum(below, 1))[3:]],
+            "DivMod": [none] * 3 + [*np.trunc(top[3:] / below[3:])],
+            "FloorMod": [none] * 3 + [*(top % np.maximum(below, 1))[3:]],
+            "Mod": [none] * 3 + [*np.fmod(top, np.maximum(below, 1))[3:]],
+        }.items():
+            options = {"rounding_mode": "trunc"} if kind == "DivMod" else {}
+            found = run(tmp_path, kind, top, below, **options)
+            np.testing.assert_array_equal(found, np.array(wanted).astype(name), f"{kind} {name}", strict=True)
+
+
+def test_the_place_of_a_running_extreme_is_found_in_half_precision(tmp_path: Path) -> None:
+    """ONNX Runtime's optimizer leaves out some roundings to float16 and no others: -1 was a place."""
+    file = File()
+    graph = file.graph("main", ("x", "float32", (3, 6)))
+    half = graph.prim("Cast", graph["x"], graph.const(42), types=(("float16", (3, 6)),))
+    both = graph.prim("Cummax", half, types=(("float16", (3, 6)), ("int64", (3, 6))), axis=1)
+    graph.gives(graph.prim("TupleGetItem", both, graph.const(1), types=(("int64", (3, 6)),)))
+    session = graphs.session(import_model(file.save(tmp_path / "running.mindir")))
+    x = np.random.default_rng(0).standard_normal((3, 6)).astype(np.float32)
+    found = session.run(None, {session.get_inputs()[0].name: x})[0]
+    wanted = torch.cummax(torch.tensor(x).half(), 1).indices.numpy()
+    np.testing.assert_array_equal(found, wanted, strict=True)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_next_number(dtype: Any, tmp_path: Path) -> None:
     """Exactly, the sign of a zero too; of float32 MindSpore's own kernel for the CPU gives x itself."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from sharding.importers.mindir.primitives.arithmetic import log_add
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
-from sharding.importers.mindir.primitives.operands import Axis, Builder, is_float, known_rank
+from sharding.importers.mindir.primitives.operands import FLOAT32, Axis, Builder, is_float, known_rank
 
 
 @primitive("CumSum")
@@ -110,7 +110,9 @@ def cumulative_logsumexp(
 @table({"Cummax": "Max", ("Cummin", "CumminExt"): "Min"})
 def running_extreme(fold: str, b: Builder, x: Value, *, axis: int = 0) -> tuple[Value, Value]:
     """The running extreme along an axis, and where it was found last, as MindSpore counts equal ones."""
-    wide = b.computable(x)
+    # Half precision in float32, all of it: ONNX Runtime rounds on the way or not, as its optimizer has it, and
+    # what is equal to the running extreme would be less.
+    wide = b.cast(x, FLOAT32) if x.dtype == np.float16 else b.computable(x)
     place = b.axis(axis, wide)
     if is_float(wide.dtype):
         neutral: float = -np.inf if fold == "Max" else np.inf
