@@ -79,8 +79,8 @@ def _limits(node: Node, x: Value) -> tuple[int, int]:
 
 
 def _unknown(b: Builder, node: Node, x: Value) -> Value:
-    """What MindSpore's kernels for the CPU have for a remainder of a division by 0, and for a quotient that is
-    rounded towards zero: what x86 makes an integer of that is none."""
+    """What MindSpore's kernels for the CPU have for a remainder of a division by 0, and for a quotient
+    that is rounded towards zero: what x86 makes an integer of that is none."""
     low, high = _limits(node, x)
     return b.scalar(low if high >= 2**31 - 1 else 0, x)
 

@@ -110,8 +110,8 @@ def cumulative_logsumexp(
 @table({"Cummax": "Max", ("Cummin", "CumminExt"): "Min"})
 def running_extreme(fold: str, b: Builder, x: Value, *, axis: int = 0) -> tuple[Value, Value]:
     """The running extreme along an axis, and where it was found last, as MindSpore counts equal ones."""
-    # Half precision in float32, all of it: ONNX Runtime rounds on the way or not, as its optimizer has it, and
-    # what is equal to the running extreme would be less.
+    # Half precision in float32, all of it: ONNX Runtime leaves out some roundings on the way and not others,
+    # and what is equal to the running extreme would be less.
     wide = b.cast(x, FLOAT32) if x.dtype == np.float16 else b.computable(x)
     place = b.axis(axis, wide)
     if is_float(wide.dtype):
