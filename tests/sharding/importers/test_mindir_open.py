@@ -273,3 +273,22 @@ def test_running_values_along_open_lengths(name: str, tmp_path: Path) -> None:
         none = np.take(x, [], axis)
         found = session.run(None, {session.get_inputs()[0].name: none})
         assert [item.shape for item in found] == [none.shape] * len(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "wanted"),
+    [
+        ("Cdist", ((0, 3), (4, 3)), [(0, 4)]),
+        ("SoftmaxCrossEntropyWithLogits", ((0, 5), (0, 5)), [(0,), (0, 5)]),
+        ("AdaptiveAvgPool1D", ((0, 3, 8),), [(0, 3, 3)]),
+    ],
+)
+def test_tensors_of_no_rows_lose_the_axis_that_is_reduced(
+    name: str, rows: tuple[tuple[int, ...], ...], wanted: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    """ONNX Runtime keeps it where it is counted from behind."""
+    data, session = of_one(name, None, tmp_path / "empty.mindir")
+    inputs = [np.zeros(shape, data[f"in_{place}"].dtype) for place, shape in enumerate(rows)]
+    names = [item.name for item in session.get_inputs()]
+    found = session.run(None, dict(zip(names, inputs, strict=True)))
+    assert [item.shape for item in found] == wanted
