@@ -1,4 +1,4 @@
-"""Element types that ONNX Runtime's kernels for the CPU lack, and what to compute in instead.
+"""What ONNX Runtime's kernels for the CPU lack: element types, with what to compute in instead, and more.
 
 Taken from the kernels that ONNX Runtime 1.23 to 1.31 register; float16 without a kernel it widens itself.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sharding.common.arrays import DType
+from sharding.common.arrays import Array, DType
 from sharding.importers.mindir.primitives.base import Value
 
 _SINGLE_ONLY = frozenset(
@@ -49,3 +49,15 @@ def substitute(
     if single.get(name, False):
         other = "float32"
     return None if other is None else (first.dtype, np.dtype(other), place)
+
+
+def front_axes(op_type: str, values: Sequence[Value | None]) -> Array | None:
+    """The axes of a reduction counted from the front, where they are not and can be. ONNX Runtime gives a
+    tensor without elements its own shape again where they are counted from behind."""
+    if not op_type.startswith("Reduce") or len(values) < 2:
+        return None
+    x, axes = values[:2]
+    known = None if axes is None else axes.constant
+    if x is None or known is None or x.rank is None or not (known < 0).any():
+        return None
+    return np.where(known < 0, known + x.rank, known).astype(known.dtype)

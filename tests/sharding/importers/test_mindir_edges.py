@@ -18,14 +18,22 @@ torch = pytest.importorskip("torch", reason="torch, which answers, is missing")
 Array = np.ndarray[Any, Any]
 
 
-def run(folder: Path, kind: str, *inputs: Array, parts: bool = False, **attributes: Any) -> Array:
-    """What a primitive gives for arrays; with ``parts`` each two of them are one operand of complex numbers,
-    and so is the answer."""
+def run(
+    folder: Path,
+    kind: str,
+    *inputs: Array,
+    parts: bool = False,
+    like: Array | None = None,
+    **attributes: Any,
+) -> Array:
+    """What a primitive gives for arrays, shaped as the first one or ``like``; with ``parts`` each two of them
+    are one operand of complex numbers, and so is the answer."""
     file = File()
     named = [(f"x{place}", item.dtype.name, item.shape) for place, item in enumerate(inputs)]
     graph = file.graph("main", *named)
     operands = [graph[name] for name, _, _ in named]
-    shape, dtype = inputs[0].shape, inputs[0].dtype.name
+    like = inputs[0] if like is None else like
+    shape, dtype = like.shape, like.dtype.name
     if parts:
         operands = [graph.prim("Complex", *pair) for pair in zip(operands[::2], operands[1::2], strict=True)]
     found = graph.prim(kind, *operands, types=() if parts else ((dtype, shape),), **attributes)
@@ -84,6 +92,106 @@ def test_special_functions_are_as_near_as_their_page_says(kind: str, tmp_path: P
     share, least = (0, 1e-6) if "J" in kind or "Y" in kind else (5e-7, 0)
     limit = last + (1e-11 if "gamma" in kind else share * np.abs(wanted) + least)
     assert np.all(np.abs(run(tmp_path, kind, x) - wanted) <= limit)
+
+
+ORDERS = [1e-3, 0.5, 1, 2.5, 19.5, 20, 25, 100, 500]
+PAIRS: dict[str, tuple[Any, list[float], list[float]]] = {
+    "Zeta": (torch.special.zeta, [1, 1.0001, 1.5, 2, 3, 4, 15, 16, 40, 300], [
+        1e-30, 1e-3, 0.5, 1, 2, 2.5, 8, 9, 50, 1e3, 1e10, np.nan, -0.5, -1e-3, -2.3, -7.75, -30.25]),
+    "Polygamma": (torch.polygamma, [2, 5, 8], [
+        0, -1, -2, 1e-3, 0.5, 1, 2.5, 9, 50, 1e5, np.nan, -0.5, -1e-3, -2.3, -30.25]),
+    "Igamma": (torch.special.gammainc, ORDERS, [
+        0, 1e-30, 1e-3, 0.5, 1, 2, 3.5, 15, 20.5, 21, 29, 70, 99, 130, 480, 540, 1e3, np.inf, np.nan, -1]),
+    "Igammac": (torch.special.gammaincc, ORDERS, [
+        0, 1e-30, 1e-3, 0.5, 1, 2, 3.5, 15, 20.5, 21, 29, 70, 99, 130, 480, 540, 1e3, np.inf, np.nan, -1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_special_functions_of_two_numbers(kind: str, tmp_path: Path) -> None:
+    """In float64: poles, ends, and where one way to compute them becomes another. Torch is right to 3e-9."""
+    known, firsts, seconds = PAIRS[kind]
+    x = np.array(seconds)
+    if kind == "Polygamma":
+        for order in firsts:
+            found = run(tmp_path, kind, np.array(order, np.int64), x, like=x)
+            wanted = known(int(order), torch.tensor(x)).numpy()
+            np.testing.assert_allclose(found, wanted, rtol=5e-9)
+        return
+    first, second = (np.ascontiguousarray(item) for item in np.meshgrid(firsts, x))
+    found = run(tmp_path, kind, first, second)
+    np.testing.assert_allclose(found, known(torch.tensor(first), torch.tensor(second)).numpy(), rtol=5e-9)
+
+
+@pytest.mark.parametrize("order", [1e6, 1e12])
+def test_incomplete_gamma_functions_of_large_orders(order: float, tmp_path: Path) -> None:
+    """Torch ends its series early there: the normal distribution answers, with what the skewness adds, up to
+    its next term (J. Edgeworth)."""
+    place = np.array([-8, -5, -1, 0, 0.1, 2, 5, 8.0])
+    x = order + place * np.sqrt(order)
+    below, above = (run(tmp_path, kind, np.full_like(x, order), x) for kind in ("Igamma", "Igammac"))
+    np.testing.assert_allclose(below + above, 1, rtol=1e-15)
+    away = torch.tensor(place)
+    density = torch.exp(-away * away / 2) / np.sqrt(2 * np.pi)
+    normal = torch.special.erfc(away.abs() / np.sqrt(2)) / 2
+    side = torch.where(away < 0, -1, 1)
+    skewed = normal + side * density * (away * away - 1) / (3 * np.sqrt(order))
+    found = np.where(place < 0, below, above)
+    lost = np.maximum(np.abs(place), 2) ** 6 / (15 * order) + 1e-12
+    assert np.all(np.abs(found / skewed.numpy() - 1) <= lost)
+
+
+def test_whole_numbers_divided_by_0_end_no_run(tmp_path: Path) -> None:
+    """ONNX Runtime ends it. What MindSpore 2.10 gave: rounded down, the largest number of the type with the
+    dividend's sign; else what x86 makes an integer of that is none, or 0 of fewer than 32 bits."""
+    x, other = np.array([5, -5, 0, 7, -7]), np.array([0, 0, 0, 2, 2])
+    for name in ("int8", "uint8", "int32", "int64"):
+        top, below = x.astype(name), other.astype(name)
+        limits = np.iinfo(name)
+        none = limits.min if limits.bits >= 32 else 0
+        down = [limits.max, limits.min or limits.max, 0]
+        for kind, wanted in {
+            "FloorDiv": [*down, *(top // np.maximum(below, 1))[3:]],
+            "DivMod": [none] * 3 + [*np.trunc(top[3:] / below[3:])],
+            "FloorMod": [none] * 3 + [*(top % np.maximum(below, 1))[3:]],
+            "Mod": [none] * 3 + [*np.fmod(top, np.maximum(below, 1))[3:]],
+        }.items():
+            options = {"rounding_mode": "trunc"} if kind == "DivMod" else {}
+            found = run(tmp_path, kind, top, below, **options)
+            np.testing.assert_array_equal(found, np.array(wanted).astype(name), f"{kind} {name}", strict=True)
+
+
+def test_the_place_of_a_running_extreme_is_found_in_half_precision(tmp_path: Path) -> None:
+    """ONNX Runtime's optimizer leaves out some roundings to float16 and no others: -1 was a place."""
+    file = File()
+    graph = file.graph("main", ("x", "float32", (3, 6)))
+    half = graph.prim("Cast", graph["x"], graph.const(42), types=(("float16", (3, 6)),))
+    both = graph.prim("Cummax", half, types=(("float16", (3, 6)), ("int64", (3, 6))), axis=1)
+    graph.gives(graph.prim("TupleGetItem", both, graph.const(1), types=(("int64", (3, 6)),)))
+    session = graphs.session(import_model(file.save(tmp_path / "running.mindir")))
+    x = np.random.default_rng(0).standard_normal((3, 6)).astype(np.float32)
+    found = session.run(None, {session.get_inputs()[0].name: x})[0]
+    wanted = torch.cummax(torch.tensor(x).half(), 1).indices.numpy()
+    np.testing.assert_array_equal(found, wanted, strict=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_next_number(dtype: Any, tmp_path: Path) -> None:
+    """Exactly, the sign of a zero too; of float32 MindSpore's own kernel for the CPU gives x itself."""
+    kind = np.finfo(dtype)
+    random = np.random.default_rng(0)
+    exponents = np.arange(kind.minexp - kind.nmant, kind.maxexp)
+    powers = np.ldexp(np.ones(len(exponents), dtype), exponents)
+    some = powers * random.uniform(1, 2, len(powers)).astype(dtype)
+    near = np.concatenate([np.nextafter(powers, dtype(0)), powers, np.nextafter(powers, dtype(np.inf)), some])
+    ends = np.array([0, -0.0, kind.max, -kind.max, np.inf, -np.inf, np.nan, 1], dtype)
+    x, other = (
+        item.ravel() for item in np.meshgrid(np.concatenate([near, -near, ends]), ends[[0, 4, 5, 6, 7]])
+    )
+    found, wanted = run(tmp_path, "NextAfter", x, other), torch.nextafter(*map(torch.tensor, (x, other)))
+    np.testing.assert_array_equal(found, wanted.numpy(), strict=True)
+    known = ~np.isnan(found) & (found != other)
+    np.testing.assert_array_equal(np.signbit(found[known]), np.signbit(wanted.numpy()[known]))
 
 
 PARTS = [0, -0.0, 1, -1, 0.5, -2, 1e-30, -1e-30, 1e30, -1e30, 3e38, -3e38, np.inf, -np.inf, np.nan]

@@ -13,10 +13,11 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from scripts.mindir_table import OPEN
+from scripts.mindir_table import ARCHIVES, OPEN
 from sharding import slice_model
 from sharding.errors import ModelError
 from sharding.importers import OPSETS, import_model
+from sharding.importers.mindir.schema import messages
 from tests.sharding import graphs
 from tests.sharding.importers.mindir_answers import archive, assert_same, of_torch
 from tests.sharding.lockstep import run_slices
@@ -222,3 +223,72 @@ def test_singular_values_of_larger_matrices(shape: tuple[int, ...], tmp_path: Pa
 def test_what_is_written_is_short(name: str, kinds: list[str], tmp_path: Path) -> None:
     nodes = [node.op_type for node in import_model(file_of(name, tmp_path)).graph.node]
     assert nodes == kinds
+
+
+def opened(data: bytes, dims: list[int] | None) -> bytes:
+    """A file without the lengths that it declares; with ``dims``, these for every tensor."""
+    model = messages()["Model"]()
+    model.ParseFromString(data)
+    found, nested = [], []
+    for graph in (model.graph, *model.functions):
+        found += [tensor for value in (*graph.input, *graph.output) for tensor in value.tensor]
+        nested += [item for node in graph.node for item in node.attribute if item.name == "shape"]
+    while nested:
+        item = nested.pop()
+        found += item.tensors
+        nested += item.values
+    for tensor in found:
+        tensor.dims[:] = [-1] * len(tensor.dims) if dims is None else dims
+    return bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("dims", [None, [-2]], ids=["any lengths", "any number of axes"])
+def test_lengths_that_a_file_does_not_say_change_no_answer(dims: list[int] | None, tmp_path: Path) -> None:
+    """Those that once did, or ended in a type that ONNX Runtime has no kernel for."""
+    path = tmp_path / "opened.mindir"
+    for name in (
+        "ArgMaxWithValue", "MinDim", "ResizeBicubic_7_half", "ResizeBicubic_2_plain", "ResizeBicubic_7_align",
+        "DepthToSpace_int", "SpaceToDepth_int",
+    ):  # fmt: skip
+        data, session = of_one(name, dims, path)
+        found = session.run(None, {session.get_inputs()[0].name: data["in_0"]})
+        assert_same(found, [data[key] for key in data if key.startswith("out_")])
+
+
+def of_one(name: str, dims: list[int] | None, path: Path) -> tuple[dict[str, Array], Any]:
+    """The arrays of a network of one primitive, and a session for it, its lengths left out."""
+    newest = [archive(item) for item in ARCHIVES if item.stem in {"ops_v3", "ops_v3_edges"}]
+    kept = next(item for item in newest if f"{name}.mindir" in item.namelist())
+    path.write_bytes(opened(kept.read(f"{name}.mindir"), dims))
+    return dict(np.load(io.BytesIO(kept.read(f"{name}.npz")))), graphs.session(import_model(path))
+
+
+@pytest.mark.parametrize("name", ["CumProd_reverse", "Cummax", "Cummin", "CumulativeLogsumexp"])
+def test_running_values_along_open_lengths(name: str, tmp_path: Path) -> None:
+    """Of no rows too: a kernel of ONNX Runtime divided by their number, which ended the process."""
+    data, session = of_one(name, None, tmp_path / "running.mindir")
+    x, wanted = data["in_0"], [data[key] for key in data if key.startswith("out_")]
+    assert_same(session.run(None, {session.get_inputs()[0].name: x}), wanted)
+    for axis in range(x.ndim):
+        none = np.take(x, [], axis)
+        found = session.run(None, {session.get_inputs()[0].name: none})
+        assert [item.shape for item in found] == [none.shape] * len(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "wanted"),
+    [
+        ("Cdist", ((0, 3), (4, 3)), [(0, 4)]),
+        ("SoftmaxCrossEntropyWithLogits", ((0, 5), (0, 5)), [(0,), (0, 5)]),
+        ("AdaptiveAvgPool1D", ((0, 3, 8),), [(0, 3, 3)]),
+    ],
+)
+def test_tensors_of_no_rows_lose_the_axis_that_is_reduced(
+    name: str, rows: tuple[tuple[int, ...], ...], wanted: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    """ONNX Runtime keeps it where it is counted from behind."""
+    data, session = of_one(name, None, tmp_path / "empty.mindir")
+    inputs = [np.zeros(shape, data[f"in_{place}"].dtype) for place, shape in enumerate(rows)]
+    names = [item.name for item in session.get_inputs()]
+    found = session.run(None, dict(zip(names, inputs, strict=True)))
+    assert [item.shape for item in found] == wanted

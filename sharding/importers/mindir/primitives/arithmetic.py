@@ -64,7 +64,34 @@ def floor_div(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
         # In double precision: the nearest quotient of floats may be the whole number above the true one.
         quotient = b.op("Div", [b.cast(first, np.float64), b.cast(second, np.float64)])
         return b.cast(b.op("Floor", [quotient]), first.dtype)
-    return floored(b, first, second)
+    low, high = _limits(node, first)
+    signs = [b.op(kind, [first, b.scalar(0, first)]) for kind in ("Less", "Greater")]
+    above = b.op("Where", [signs[1], b.scalar(high, first), b.scalar(0, first)])
+    endless = b.op("Where", [signs[0], b.scalar(low, first), above])
+    return _of_whole(b, second, endless, lambda divisor: floored(b, first, divisor))
+
+
+def _limits(node: Node, x: Value) -> tuple[int, int]:
+    """The least and the largest number of the result's type, as far as the type to compute in has them."""
+    dtype, wide = node.result.dtype if node.result is not None else x.dtype, np.iinfo(x.dtype)
+    own = np.iinfo(dtype) if dtype.kind in "iu" else None
+    return (int(max(own.min, wide.min)), int(min(own.max, wide.max))) if own is not None else (0, 1)
+
+
+def _unknown(b: Builder, node: Node, x: Value) -> Value:
+    """What MindSpore's kernels for the CPU have for a remainder of a division by 0, and for a quotient
+    that is rounded towards zero: what x86 makes an integer of that is none."""
+    low, high = _limits(node, x)
+    return b.scalar(low if high >= 2**31 - 1 else 0, x)
+
+
+def _of_whole(b: Builder, divisor: Value, none: Value, form: Callable[[Value], Value]) -> Value:
+    """What a division gives; of integers something else where the divisor is 0, for there ONNX Runtime ends
+    the run, even where the network does not use what comes out."""
+    if is_float(divisor.dtype) or (divisor.constant is not None and bool(divisor.constant.all())):
+        return form(divisor)
+    zero = b.op("Equal", [divisor, b.scalar(0, divisor)])
+    return b.op("Where", [zero, none, form(b.op("Where", [zero, b.scalar(1, divisor), divisor]))])
 
 
 def floored(b: Builder, x: Value, y: Value) -> Value:
@@ -87,8 +114,9 @@ def _turns(b: Builder, remainder: Value, divisor: Value) -> Value:
 def truncate_div(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     """Rounded towards zero."""
     first, second = common(b, node, x, y)
-    quotient = b.op("Div", [first, second])
-    return truncated(b, quotient) if is_float(quotient.dtype) else quotient
+    if is_float(first.dtype):
+        return truncated(b, b.op("Div", [first, second]))
+    return _of_whole(b, second, _unknown(b, node, first), lambda divisor: b.op("Div", [first, divisor]))
 
 
 def truncated(b: Builder, x: Value) -> Value:
@@ -101,7 +129,7 @@ def floor_mod(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     """The remainder with the divisor's sign."""
     first, second = common(b, node, x, y)
     if not is_float(first.dtype):
-        return b.op("Mod", [first, second])
+        return _of_whole(b, second, _unknown(b, node, first), lambda divisor: b.op("Mod", [first, divisor]))
     remainder = b.op("Mod", [first, second], {"fmod": 1})
     return b.op("Where", [_turns(b, remainder, second), b.op("Add", [remainder, second]), remainder])
 
@@ -110,7 +138,10 @@ def floor_mod(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
 def truncate_mod(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     """The remainder with the dividend's sign."""
     first, second = common(b, node, x, y)
-    return b.op("Mod", [first, second], {"fmod": 1})
+    if is_float(first.dtype):
+        return b.op("Mod", [first, second], {"fmod": 1})
+    none = _unknown(b, node, first)
+    return _of_whole(b, second, none, lambda divisor: b.op("Mod", [first, divisor], {"fmod": 1}))
 
 
 @table({("AddExt", "AddScalar"): "Add", ("SubExt", "SubScalar"): "Sub"})

@@ -8,28 +8,36 @@ from sharding.importers.mindir.primitives.base import Node, Operand, RefusedErro
 from sharding.importers.mindir.primitives.operands import Builder, flattened, is_float, known_rank
 
 
-@primitive("SpaceToDepth")
+def _parts(b: Builder, length: int | Value, size: int) -> int | Value:
+    return length // size if isinstance(length, int) else b.op("Div", [length, size])
+
+
+def _times(b: Builder, length: int | Value, size: int) -> int | Value:
+    return length * size if isinstance(length, int) else b.op("Mul", [length, size])
+
+
+@primitive("SpaceToDepth", rank=4)
 def space_to_depth(b: Builder, x: Value, *, block_size: int = 1) -> Value:
     """Blocks of places as channels."""
-    if is_float(x.dtype) or block_size < 1 or x.shape is None or len(x.shape) != 4 or None in x.shape[1:]:
+    if is_float(x.dtype) or block_size < 1 or known_rank(x) != 4:
         return b.op("SpaceToDepth", [x], {"blocksize": block_size})
-    channels, height, width = (length or 0 for length in x.shape[1:])  # there is no kernel for integers
-    lines, columns = height // block_size, width // block_size
-    cut = b.reshape(x, (b.dim(x, 0), channels, lines, block_size, columns, block_size))
+    batch, channels, height, width = b.lengths(x)  # there is no kernel for integers
+    lines, columns = _parts(b, height, block_size), _parts(b, width, block_size)
+    cut = b.reshape(x, (batch, channels, lines, block_size, columns, block_size))
     turned = b.transpose(cut, [0, 3, 5, 1, 2, 4])
-    return b.reshape(turned, (b.dim(x, 0), channels * block_size**2, lines, columns))
+    return b.reshape(turned, (batch, _times(b, channels, block_size**2), lines, columns))
 
 
-@primitive("DepthToSpace")
+@primitive("DepthToSpace", rank=4)
 def depth_to_space(b: Builder, x: Value, *, block_size: int = 1) -> Value:
     """Channels as blocks of places, the blocks' places first."""
-    if is_float(x.dtype) or block_size < 1 or x.shape is None or len(x.shape) != 4 or None in x.shape[1:]:
+    if is_float(x.dtype) or block_size < 1 or known_rank(x) != 4:
         return b.op("DepthToSpace", [x], {"blocksize": block_size, "mode": "DCR"})
-    channels, height, width = (length or 0 for length in x.shape[1:])  # there is no kernel for integers
-    batch, left = b.dim(x, 0), channels // block_size**2
+    batch, channels, height, width = b.lengths(x)  # there is no kernel for integers
+    left = _parts(b, channels, block_size**2)
     cut = b.reshape(x, (batch, block_size, block_size, left, height, width))
     turned = b.transpose(cut, [0, 3, 4, 1, 5, 2])
-    return b.reshape(turned, (batch, left, height * block_size, width * block_size))
+    return b.reshape(turned, (batch, left, _times(b, height, block_size), _times(b, width, block_size)))
 
 
 @primitive("PixelShuffle")

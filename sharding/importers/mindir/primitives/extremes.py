@@ -44,7 +44,7 @@ def extreme_with_place(
 ) -> tuple[Value, Value]:
     """Where the largest or the smallest element along an axis is, and the element."""
     wide = b.computable(x)
-    place = b.axis(axis, x) if x.rank else None
+    place = None if x.rank == 0 else b.axis(axis, x)
     index = arg_of(b, f"Arg{kind}", wide, place, keep_dims)
     return index, b.reduced(f"Reduce{kind}", wide, None if place is None else [place], keep_dims)
 

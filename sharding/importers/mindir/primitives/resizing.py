@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sharding.common.arrays import Array
+from sharding.importers.mindir.doubles import Number
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
 from sharding.importers.mindir.primitives.operands import FLOAT32, Builder, ranked
 
@@ -54,49 +54,63 @@ def resize_bicubic(
     b: Builder, x: Value, size: Operand, *, align_corners: bool = False, half_pixel_centers: bool = False
 ) -> Value:
     """Between the sixteen nearest places: a product with a matrix along each axis."""
-    lengths = b.known_ints(size)
-    if lengths is None or len(lengths) != 2 or x.shape is None or None in x.shape[2:]:
-        return _resized(b, x, size, {
-            "mode": "cubic", "cubic_coeff_a": -0.5 if half_pixel_centers else -0.75,
-            "coordinate_transformation_mode": _coordinates(align_corners, half_pixel_centers),
-            "exclude_outside": int(half_pixel_centers),
-        })  # fmt: skip
-    rows, columns = (
-        _cubic(length or 0, wanted, align_corners, half_pixel_centers)
-        for length, wanted in zip(x.shape[2:], lengths, strict=True)
+    wanted = b.known_ints(size)
+    columns, rows = (
+        _cubic(b, b.dim(x, 2 + axis), _wanted(b, size, wanted, axis), align_corners, half_pixel_centers)
+        for axis in (1, 0)
     )
     wide = b.cast(x, FLOAT32)
-    along = b.op("MatMul", [wide, b.const(columns.T.copy(), np.float32)])
-    return b.op("MatMul", [b.const(rows, np.float32), along])
+    along = b.op("MatMul", [wide, b.transpose(columns, [1, 0])])
+    return b.op("MatMul", [rows, along])
+
+
+def _wanted(b: Builder, size: Operand, known: tuple[int, ...] | None, axis: int) -> int | Value:
+    if known is not None and len(known) == 2:
+        return known[axis]
+    return b.op("Gather", [b.ints(size), b.const(axis, np.int64)], {"axis": 0})
 
 
 CUBIC_STEPS = 1024
 """MindSpore, like TensorFlow, takes the cubic's weights from a table with this many places between two."""
 
 
-def _cubic(length: int, wanted: int, align: bool, half: bool) -> Array:
+def _cubic(b: Builder, length: int | Value, wanted: int | Value, align: bool, half: bool) -> Value:
     """The weights (wanted, length) of Keys' cubic convolution (1981): -0.5 for half pixels, else -0.75.
 
     Places outside have no weight for half pixels, else the edge's.
     """
     a = -0.5 if half else -0.75
-    weights = np.zeros((wanted, length))
-    scale = (length - 1) / (wanted - 1) if align and wanted > 1 else length / wanted
-    for row in range(wanted):
-        place = np.float32((row + 0.5) * scale - 0.5 if half else row * scale)
-        low = int(np.floor(place))
-        step = int(np.rint((place - low) * CUBIC_STEPS)) / CUBIC_STEPS
-        near = [((a + 2) * d - (a + 3)) * d * d + 1 for d in (step, 1 - step)]
-        far = [((a * d - 5 * a) * d + 8 * a) * d - 4 * a for d in (step + 1, 2 - step)]
-        total = 0.0
-        for index, weight in zip(range(low - 1, low + 3), (far[0], near[0], near[1], far[1]), strict=True):
-            if half and not 0 <= index < length:
-                continue
-            weights[row, min(max(index, 0), length - 1)] += weight
-            total += weight
-        if half and abs(total) > 1e-3:
-            weights[row] /= total
-    return weights
+    many, all_, one = b.value(length), b.value(wanted), b.const(1, np.int64)
+    row, whole, parts = (
+        Number(b, b.cast(item, np.float64)) for item in (_line(b, all_), many, b.op("Max", [all_, one]))
+    )
+    scale = whole / parts
+    if align:
+        scale = parts.where_below(2.0, scale, (whole - 1.0) / (parts - 1.0))
+    exact = (row + 0.5) * scale - 0.5 if half else row * scale
+    place = Number(b, b.cast(b.cast(exact.value, FLOAT32), np.float64))
+    low = place.apply("Floor")
+    step = ((place - low) * CUBIC_STEPS).apply("Round") / CUBIC_STEPS
+    near = [(d * (a + 2) - (a + 3)) * d * d + 1.0 for d in (step, step.minus(1.0))]
+    far = [((d * a - 5 * a) * d + 8 * a) * d - 4 * a for d in (step + 1.0, step.minus(2.0))]
+    line = Number(b, b.unsqueeze(b.cast(_line(b, many), np.float64), [0]))
+    last = whole - 1.0
+    total: Number | None = None
+    for offset, weight in zip(range(-1, 3), (far[0], near[0], near[1], far[1]), strict=True):
+        index = low + offset
+        index = index if half else index.least(0.0).make("Min", index.least(0.0).value, last.value)
+        here = b.op("Equal", [b.unsqueeze(index.value, [1]), line.value])
+        share = Number(b, b.op("Where", [here, b.unsqueeze(weight.value, [1]), weight.of(0.0)]))
+        total = share if total is None else total + share
+    assert total is not None
+    if half:
+        known = Number(b, b.op("ReduceSum", [total.value, b.ints((1,))], {"keepdims": 1}))
+        total = total / known.apply("Abs").where_below(1e-3, 1.0, known)
+    return b.cast(total.value, FLOAT32)
+
+
+def _line(b: Builder, length: Value) -> Value:
+    return b.op("Range", [b.const(0, np.int64), b.reshape(length, ()), b.const(1, np.int64)])
 
 
 @primitive("ResizeLinear1D", rank=3)

@@ -8,7 +8,8 @@ import numpy as np
 
 from sharding.importers.mindir.primitives.arithmetic import log_add
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
-from sharding.importers.mindir.primitives.operands import Axis, Builder, is_float, known_rank
+from sharding.importers.mindir.primitives.operands import FLOAT32, Axis, Builder, is_float, known_rank
+from sharding.importers.mindir.primitives.steps import repeated
 
 
 @primitive("CumSum")
@@ -38,9 +39,7 @@ def _running(b: Builder, x: Value, axis: int, fold: str | _Fold, neutral: float)
     length = wide.shape[place] if wide.shape is not None else None
     rank = known_rank(wide)
     if length is None:
-        if not isinstance(fold, str):
-            raise RefusedError("it needs a length that is known")
-        return _stepwise(b, wide, place, fold, neutral)
+        return _in_a_loop(b, wide, place, fold, neutral)
     step = 1
     while step < length:
         before = [0] * (2 * rank)
@@ -52,22 +51,22 @@ def _running(b: Builder, x: Value, axis: int, fold: str | _Fold, neutral: float)
     return wide
 
 
-def _stepwise(b: Builder, x: Value, axis: int, fold: str, neutral: float) -> Value:
-    """A running fold along an axis whose length only a run tells: one step after the other."""
+def _in_a_loop(b: Builder, x: Value, axis: int, fold: str | _Fold, neutral: float) -> Value:
+    """The same along an axis whose length only a run tells. (ONNX's Scan does it in as many steps as it has
+    places; ONNX Runtime's ends the process where another axis has no places.)"""
     shape = b.lengths(x)
-    rest = (*shape[:axis], *shape[axis + 1 :])
-    first = b.filled(rest, neutral, x.dtype)
-    lengths = tuple(length if isinstance(length, int) else None for length in rest)
-    so_far, item = (Value(b.fresh(name), x.dtype, lengths) for name in ("so_far", "item"))
-    with b.body() as nodes:
-        folded = b.op(fold, [so_far, item])
-    body = b.graph(nodes, b.fresh("step"), [so_far, item], [folded, folded])
-    last = Value(b.fresh("Scan"), x.dtype, lengths)
-    every = Value(b.fresh("Scan"), x.dtype, (*lengths[:axis], None, *lengths[axis:]))
-    b.add("Scan", [first, x], [last, every], {
-        "body": body, "num_scan_inputs": 1, "scan_input_axes": [axis], "scan_output_axes": [axis]
-    })  # fmt: skip
-    return every
+    length = b.value(b.dim(x, axis))
+
+    def step(turn: Value, carried: Sequence[Value]) -> tuple[Sequence[Value], Value]:
+        so_far, far = carried
+        kept = b.op("Slice", [so_far, b.ints((0,)), b.ints(b.op("Sub", [length, far])), b.ints((axis,))])
+        before = b.filled((*shape[:axis], far, *shape[axis + 1 :]), neutral, x.dtype)
+        moved = b.op("Concat", [before, kept], {"axis": axis})
+        found = b.op(fold, [so_far, moved]) if isinstance(fold, str) else fold(so_far, moved)
+        twice = b.op("Add", [far, far])
+        return [found, twice], b.op("Less", [twice, length])
+
+    return repeated(b, 63, [x, b.const(1, np.int64)], step)[0]
 
 
 @primitive("CumProd")
@@ -99,8 +98,8 @@ def cumulative_logsumexp(
     """The logarithm of the running sum of the exponentials along an axis."""
     wide = b.floating(x)
     place = b.axis(axis, wide)
-    if exclusive or wide.shape is None or wide.shape[place] is None:
-        raise RefusedError("it needs a length that is known, and has no conversion for exclusive")
+    if exclusive:
+        raise RefusedError("it has no conversion for exclusive")
     found = flipped(b, wide, [place]) if reverse else wide
     lowest = float(np.finfo(wide.dtype).min)
     found = _running(b, found, place, lambda one, other: log_add(b, one, other, np.e), lowest)
@@ -110,7 +109,9 @@ def cumulative_logsumexp(
 @table({"Cummax": "Max", ("Cummin", "CumminExt"): "Min"})
 def running_extreme(fold: str, b: Builder, x: Value, *, axis: int = 0) -> tuple[Value, Value]:
     """The running extreme along an axis, and where it was found last, as MindSpore counts equal ones."""
-    wide = b.computable(x)
+    # Half precision in float32, all of it: ONNX Runtime leaves out some roundings on the way and not others,
+    # and what is equal to the running extreme would be less.
+    wide = b.cast(x, FLOAT32) if x.dtype == np.float16 else b.computable(x)
     place = b.axis(axis, wide)
     if is_float(wide.dtype):
         neutral: float = -np.inf if fold == "Max" else np.inf

@@ -135,10 +135,10 @@ _LANCZOS = (0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.323
             -176.61502916214059, 12.507343278686905, -0.13857109526572012, 9.9843695780195716e-6,
             1.5056327351493116e-7)  # fmt: skip
 _SHIFT = 8
-"""How far `_digamma` goes up before its series is right."""
+"""How far `digamma` goes up before its series is right."""
 
 
-def _lgamma(x: Number) -> Number:
+def lgamma(x: Number) -> Number:
     """C. Lanczos's series, and from the other side of 1/2 the reflection."""
     mirrored = x.where_below(0.5, (x - 1).apply("Neg"), x) - 1
     series = mirrored * 0 + _LANCZOS[0]
@@ -159,7 +159,7 @@ def _turn(x: Number) -> Number:
     return x - x.apply("Abs").where_below(0.5, Number(x.b, x.of(0)), x.apply("Round"))
 
 
-def _digamma(x: Number) -> Number:
+def digamma(x: Number) -> Number:
     """The series of large numbers, to which smaller ones are led, and the reflection below 1/2."""
     mirrored = x.where_below(0.5, (x - 1).apply("Neg"), x)
     steps = mirrored.under(1.0)
@@ -181,8 +181,8 @@ def _converted(b: Builder, x: Value, form: Callable[[Number], Number]) -> Value:
 
 
 _FORMS: dict[str, Callable[[Number], Number]] = {
-    "Lgamma": _lgamma,
-    "Digamma": _digamma,
+    "Lgamma": lgamma,
+    "Digamma": digamma,
     "BesselI0": lambda x: _i(x, 0, scaled=False),
     "BesselI0e": lambda x: _i(x, 0, scaled=True),
     "BesselI1": lambda x: _i(x, 1, scaled=False),
