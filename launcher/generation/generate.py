@@ -275,6 +275,8 @@ def _check(
                 f"the token {token} shall be suppressed or forced, but the model's vocabulary has the ids 0 "
                 f"to {decoder.vocabulary - 1}"
             )
+    if len(set(options.suppressed or ())) == decoder.vocabulary:
+        raise ConfigError("suppressed: these are all tokens of the vocabulary; leave one that can be chosen")
     for token in ends:
         if not 0 <= token < decoder.vocabulary:
             raise ConfigError(

@@ -222,9 +222,10 @@ class StatefulDecoder:
             if spec.name in inputs
         }
         mask = self.encoder.takes("attention_mask")
-        ids = feeds.get("input_ids")
-        if mask is not None and "attention_mask" not in feeds and ids is not None:
-            feeds["attention_mask"] = np.ones(ids.shape, mask.dtype)
+        if mask is not None and "attention_mask" not in feeds:
+            shape = _shape_by_lengths(mask, self.encoder.inputs, feeds)
+            if shape is not None:
+                feeds["attention_mask"] = np.ones(shape, mask.dtype)
         encoded = self.encoder.run(feeds)
         pasts = [state.past for state in self.states[id(self.later)]]
         state = {past: array for past in pasts for name, array in encoded.items() if is_next(name, past)}
@@ -241,6 +242,22 @@ class StatefulDecoder:
     def step_many(self, sequences: Several[Sequence], ids: Ids) -> list[Logits]:
         """One after another."""
         return step_each(sequences, ids)
+
+
+def _shape_by_lengths(
+    wanted: TensorSpec, specs: Several[TensorSpec], feeds: Mapping[str, Array]
+) -> tuple[int, ...] | None:
+    """The shape of what nobody gave, by the names that its lengths share with what was given: samples
+    and frames of sound have masks as tokens do. None where these do not tell it."""
+    known: dict[object, int] = {}
+    for spec in specs:
+        if spec.name in feeds:
+            known.update(zip(spec.shape, feeds[spec.name].shape, strict=False))
+    shape = [dim if isinstance(dim, int) else known.get(dim) for dim in wanted.shape]
+    ids = feeds.get("input_ids")
+    if None in shape or None in wanted.shape:
+        return None if ids is None else ids.shape
+    return tuple(length for length in shape if length is not None)
 
 
 class StatefulSequence:

@@ -17,6 +17,7 @@ from ranks.common.pulse import by_device, work
 from ranks.common.tensors import TensorSpec, checked_feeds
 from ranks.errors import ModelError, ShardrunError, WeightsError
 from ranks.models import model_file
+from ranks.sessions import empty
 from ranks.sessions.session import reason
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Interface:
     outputs: list[TensorSpec]
     optional: Sequence[TensorSpec] = ()
     defaults: Mapping[str, Array] = field(default_factory=dict)
+    fatal: Callable[[], str] = str
+    """`ranks.sessions.empty.fatal_operator` of it."""
 
 
 class RankModel:
@@ -98,6 +101,7 @@ class RankModel:
         self._weights = weights
         self._together = together
         self._stateful = stateful
+        self._fatal = interface.fatal
         self._sequences: Sequences | None = None
         self._lock = threading.Lock()
         forks.in_child(self, RankModel._renew_lock)
@@ -122,6 +126,7 @@ class RankModel:
             feeds = {**self._defaults, **feeds}
             specs = self._fed(feeds)
         given: Mapping[str, Array | ort.OrtValue] = (checked := checked_feeds(specs, feeds))
+        empty.check(checked.values(), self._fatal)
         session, idle = self._session, self.idle  # another thread may close the model meanwhile
         if session is not None:
             if self._weights is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ranks.common.tensors import TensorSpec
+from ranks.errors import ShardrunError
 from sharding.common.arrays import Array
 from sharding.slices.state_names import TOKENS
 
@@ -94,3 +95,17 @@ def fill(specs: Sequence[TensorSpec], feeds: Mapping[str, Array], past: int) -> 
         if spec.name not in feeds
     }
     return {**feeds, **made}
+
+
+def check_masks(feeds: Mapping[str, Array], past: int) -> None:
+    """Raises `ShardrunError` for a mask of more positions than there are with this step's: attention over a
+    buffer would read what nobody has written there."""
+    found = size(feeds)
+    for name in MASKS & feeds.keys() if found is not None else ():
+        assert found is not None
+        array, there = feeds[name], past + found[1]
+        if array.ndim == 2 and array.shape[1] > there:
+            raise ShardrunError(
+                f"{name!r} has {array.shape[1]} positions, but with this step the sequence has {there}: give "
+                "one for each, or leave the mask out."
+            )

@@ -16,19 +16,28 @@ LAYER = "%d"
 
 _OF_ENCODER = re.compile(r"(?:^|[._/-])(?:encoder(?=[._/-]|$)|cross)")
 _PAST = re.compile(r"(?:^|(?<=[._/-]))past(?:_key_values?|_kv|_cache)?(?=[._/-]|\d|$)")
-_PRESENT = ("present", "present_key_values", "present_key_value", "present_kv", "present_cache")
+_PRESENT = (
+    "present",
+    "present_key_values",
+    "present_key_value",
+    "present_kv",
+    "present_cache",
+    "new",
+    "next",
+)
 _RECURRENT = re.compile(
     r"(?:^|[._/-])(?:conv|ssm|rnn|recurrent|lstm|gru|shift|wkv)(?=[._/-]|\d|$)|state|accum"
 )
 _KEY = re.compile(r"(?:^|[._/-])(?:k|v|key|value|keys|values|k_?cache|v_?cache)(?=[._/-]|\d|$)")
 
 _WORDS = re.compile(
-    r"cache|state|memory|(?:^|[._/-])(?:hidden|buffer|cell|kv)(?=[._/-]|\d|$)|(?:^|_)lens?(?=_|\d|$)"
+    r"cache|state|memory|recurrent|(?:^|_)lens?(?=_|\d|$)"
+    r"|(?:^|[._/-])(?:hidden|buffer|cell|kv|hxs?|mems?|history|carry|fifo)(?=[._/-]|\d|$)"
 )
 """What a name holds that stands for a state by itself."""
 _HIDDEN = re.compile(r"hidden_states?(?=[._/-]|\d|$)|last_hidden")
 """What every layer gives to the next, in one step."""
-_CELLS = re.compile(r"[hc]_?\d*(?:_?in)?")
+_CELLS = re.compile(r"(?:.*(?:lstm|gru|rnn)_?\d*[._/-])?[hc]_?\d*(?:_?in)?")
 _OPEN = ("in", "input", "old", "prev", "previous", "past", "init", "initial", "cur", "current")
 """Marks of an input, before or behind."""
 _CLOSED = (
@@ -60,7 +69,8 @@ def outputs_for(name: str) -> Iterator[tuple[str, str]]:
         matched = pattern.fullmatch(name)
         if matched:
             yield matched.expand(output), STATE
-    if not (_WORDS.search(name) or _CELLS.fullmatch(name)) or _HIDDEN.search(name):
+    named = _WORDS.search(name) or any(_CELLS.fullmatch(stem) for stem in _stems(name))
+    if not named or _HIDDEN.search(name):
         return
     kind = CACHE if _KEY.search(name) and "cache" in name and not _RECURRENT.search(name) else STATE
     for stem in _stems(name):

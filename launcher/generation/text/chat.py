@@ -79,7 +79,7 @@ def _ask(request: Mapping[str, object], path: Path) -> dict[str, object]:
     """What a process of its own makes of a template."""
     try:
         text = json.dumps(request)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"the messages are no plain data: {error}") from None
     command = [sys.executable, "-I", "-c", _BOOT, render.__file__]
     try:

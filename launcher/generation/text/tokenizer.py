@@ -109,8 +109,14 @@ class Tokenizer:
             raise ConfigError(f"{self.path}: this tokenizer makes no tokens of the text: {why}") from None
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of ids, without special tokens."""
-        return self._inner.decode(list(ids), skip_special_tokens=True)
+        """The text of ids, without special tokens. Raises `ConfigError` where the tokenizer makes none."""
+        try:
+            return self._inner.decode(list(ids), skip_special_tokens=True)
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as error:  # as in `ids`
+            why = shortened(one_line(str(error)), 200)
+            raise ConfigError(f"{self.path}: this tokenizer makes no text of the tokens: {why}") from None
 
     def id_of(self, token: str) -> int | None:
         """The id of a token, if there is one."""

@@ -101,6 +101,10 @@ class Planner:
             if name not in state and all(other.get(name) == shape for other in records[1:])
         }
         parts = self._parts
+        for c in (c for level in parts.cut.collectives for c in level):
+            if c.input and c.input not in steady and c.output:
+                # State lies elsewhere with each step, and so does what is exchanged of it.
+                steady.pop(c.output, None)
         buffers = Buffers(parts.cut, parts.life, parts.place, parts.memory, parts.elements)
         plan = Plan(buffers.allocate(steady, self._fresh, len(parts.sessions)), [])
         for level, (session, segment) in enumerate(

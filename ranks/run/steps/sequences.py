@@ -11,6 +11,7 @@ from ranks.errors import CollectiveError, ShardrunError
 from ranks.run.steps.likeliest import Asked, Shared, telling
 from ranks.run.steps.runner import Steps
 from ranks.run.steps.shown import Rows, shown
+from ranks.sessions import empty
 from ranks.state import feeds as known_feeds
 from ranks.state import pairs as state_pairs
 from ranks.state.parts import part
@@ -89,6 +90,7 @@ class Sequences:
         """Where a model has several copies: which has each row of a sequence that has made a step."""
         held = {pair.output for pair in model.pairs if pair.output in model.parts.cut.outputs}
         self._held = [pair for pair in model.pairs if pair.output in held]
+        self._buffered = any(pair.buffer for pair in self._held)
         self._host: _Host | None = None
         self.choosing_seconds = 0.0
         """What it took to choose tokens, but for `Steps.choosing_seconds`."""
@@ -273,12 +275,15 @@ class Sequences:
         try:
             if number in self._failed:
                 raise ShardrunError(self._failed[number])
+            empty.check(feeds.values(), partial(empty.fatal_operator, self._model.parts.cut.model))
             if state is None:
                 states = {pair.input for pair in self._model.pairs}
                 initial = {name: array for name, array in feeds.items() if name in states}
                 feeds = {name: array for name, array in feeds.items() if name not in states}
                 state = self._begin(feeds, initial)
             given = known_feeds.fill(self.filled, feeds, state.length)
+            if self._buffered:
+                known_feeds.check_masks(given, state.length)
             if self._model.copies is not None and owners is not None:
                 self._model.copies.check_lengths(owners, given, state.length)
             count = found[1] if found is not None else 0

@@ -72,6 +72,14 @@ def test_messages_that_are_none(messages: Any) -> None:
         template("{{ messages }}").text(messages)
 
 
+def test_messages_that_are_nested_too_deep() -> None:
+    content: Any = "x"
+    for _ in range(5000):
+        content = [content]
+    with pytest.raises(ConfigError, match="the messages are no plain data: maximum recursion depth"):
+        template("{{ messages }}").text([{"role": "user", "content": content}])
+
+
 def test_what_templates_may_do() -> None:
     """As they are written: filters, namespaces, macros, dates, tools."""
     source = (

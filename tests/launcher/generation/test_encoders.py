@@ -18,7 +18,7 @@ from launcher.errors import ConfigError
 from launcher.generation.folder import read_folder
 from launcher.generation.generate import generate
 from launcher.generation.model import build
-from launcher.generation.stateful import Program
+from launcher.generation.stateful import Program, StatefulDecoder
 from ranks.common.tensors import TensorSpec, element_dtype, element_number
 from tests.launcher.generation import tiny_encoders
 
@@ -111,6 +111,40 @@ def test_sound(folders: dict[str, Path]) -> None:
             **options,
         )
         assert all(found.ids == expected for found in made.finish())
+
+
+@pytest.mark.parametrize(
+    ("shapes", "mask", "expected"),
+    [
+        ({"samples": ("b", "n")}, ("b", "n"), (1, 7)),
+        ({"frames": ("b", 5, "n")}, ("b", "n"), (1, 7)),
+        ({"frames": ("b", "n", 5)}, ("b", 1, "n"), (1, 1, 7)),
+        ({"samples": ("b", "m")}, ("b", "n"), None),
+        ({"samples": (None, None)}, (None, None), None),
+    ],
+)
+def test_a_mask_of_sound_may_be_left_out(shapes: Any, mask: Any, expected: Any) -> None:
+    """As that of tokens: its lengths have the names of what was given."""
+    whole, real = np.dtype(np.int64), np.dtype(np.float32)
+    taken: list[dict[str, Any]] = []
+
+    def encode(feeds: Any) -> Any:
+        taken.append(dict(feeds))
+        return {"hidden": np.zeros((1, 2, 3), np.float32)}
+
+    inputs = [TensorSpec(name, real, shape) for name, shape in shapes.items()]
+    encoder = Program(
+        encode, [*inputs, TensorSpec("attention_mask", whole, mask)], [TensorSpec("hidden", real, (1, 2, 3))]
+    )
+    given = [TensorSpec("input_ids", whole, (1, "t")), TensorSpec("encoder_hidden_states", real, (1, 2, 3))]
+    logits = TensorSpec("logits", real, (1, "t", 10))
+    decoder = StatefulDecoder(Program(lambda feeds: {}, given, [logits]), encoder=encoder)
+    lengths = {"b": 1, "n": 7, "m": 7, None: 4, 5: 5}
+    sound = {spec.name: np.zeros([lengths[length] for length in spec.shape]) for spec in inputs}
+    decoder.sequence(sound)
+    found = taken[0].get("attention_mask")
+    assert (None if found is None else found.shape) == expected
+    assert found is None or (found.dtype == np.int64 and found.all())
 
 
 @pytest.mark.parametrize(

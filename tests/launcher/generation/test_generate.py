@@ -309,6 +309,7 @@ def test_wrong_prompts(prompt: Any, message: str) -> None:
         ({"stop": [""]}, "stop: expected a list of texts"),
         ({"stop": "x"}, "stop: a stop text is looked for in text, but there is no tokenizer"),
         ({"stop_ids": [99]}, "the token 99 shall end the text"),
+        ({"suppressed": list(range(TableDecoder().vocabulary))}, "suppressed: these are all tokens"),
         ({"beams": 2, "samples": 2}, "samples and beams exclude each other"),
         ({"beams": 2, "speculate": 2}, "beams and speculate exclude each other"),
         ({"beams": 2, "returned": 3}, "returned: 3 texts are asked of a search of 2 beams"),

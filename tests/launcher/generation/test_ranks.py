@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import launcher
+from launcher import Group
 from launcher.errors import ConfigError, RankFailedError
 from launcher.generation.model import LanguageModel
 from launcher.generation.stateful import StatefulDecoder, program_of
+from launcher.group.answers import PredictError
 from tests.launcher.generation import tiny
 from tests.launcher.processes import Runner
 
@@ -98,6 +100,41 @@ def test_wrong_prompts_leave_the_model_usable(
     with pytest.raises(ConfigError, match=message):
         model.generate(prompt)
     assert model.generate(PROMPT, max_new_tokens=3).ids == plain.greedy(PROMPT, 3)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (1, 0)])
+def test_a_step_of_no_tokens_ends_no_rank(
+    model: LanguageModel, plain: tiny.Plain, shape: tuple[int, ...]
+) -> None:
+    ids = {"input_ids": np.zeros(shape, np.int64)}
+    assert isinstance(model.decoder, StatefulDecoder) and isinstance(model.decoder.later.group, Group)
+    group = model.decoder.later.group
+    with group.session() as session, pytest.raises(PredictError, match="GroupQueryAttention would end"):
+        session.predict(ids)
+    given = [spec for spec in group.inputs if spec.name != "input_ids"]
+    empty = {}
+    for spec in given:
+        fixed = [dim if isinstance(dim, int) else 0 for dim in spec.shape[1:]]
+        empty[spec.name] = np.zeros((shape[0], *fixed), spec.dtype)
+    with pytest.raises(PredictError, match="GroupQueryAttention would end"):
+        group.predict({**ids, **empty})
+    assert model.generate(PROMPT, max_new_tokens=3).ids == plain.greedy(PROMPT, 3)
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_mask_reaches_no_further_than_its_sequence(model: LanguageModel, before: int) -> None:
+    # Attention over a buffer would read what lies behind: another sequence's, or nothing at all.
+    ids = {"input_ids": np.array([[5, 6]])}
+    assert isinstance(model.decoder, StatefulDecoder) and isinstance(model.decoder.later.group, Group)
+    with model.decoder.later.group.session() as session:
+        for _ in range(before):
+            session.predict({"input_ids": np.array([[5]])})
+        message = f"'attention_mask' has 9 positions, but with this step the sequence has {before + 2}"
+        with pytest.raises(PredictError, match=message):
+            session.predict({**ids, "attention_mask": np.ones((1, 9), np.int64)})
+        masked = session.predict({**ids, "attention_mask": np.ones((1, before + 2), np.int64)})
+        session.rewind(before)
+        assert np.array_equal(session.predict(ids)["logits"], masked["logits"])
 
 
 def test_ctrl_c_in_the_middle_leaves_the_model_usable(model: LanguageModel, plain: tiny.Plain) -> None:

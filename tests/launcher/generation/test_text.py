@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -182,3 +183,16 @@ def test_texts_of_which_a_tokenizer_makes_no_tokens(tmp_path: Path, length: int)
     tokenizer.warm()
     with pytest.raises(ConfigError, match="makes no tokens"):
         grammar_of(tokenizer, ANY_OBJECT, [])
+
+
+def test_tokens_of_which_a_tokenizer_makes_no_text(tmp_path: Path) -> None:
+    """Whose pattern takes too many steps: the package panics, which is no `Exception`."""
+    path = tokenizers_made.byte_level(tmp_path / "tokenizer.json")
+    content = json.loads(path.read_text())
+    slow = {"type": "Replace", "pattern": {"Regex": "(x+x+)+y"}, "content": "z"}
+    content["decoder"] = {"type": "Sequence", "decoders": [content["decoder"], {"type": "Fuse"}, slow]}
+    path.write_text(json.dumps(content))
+    tokenizer = Tokenizer(path)
+    with pytest.raises(ConfigError, match="makes no text of the tokens: Onig") as caught:
+        tokenizer.text(tokenizer.ids("x" * 60))
+    assert str(path) in str(caught.value)

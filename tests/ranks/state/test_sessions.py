@@ -15,7 +15,9 @@ from ranks.run import executor
 from ranks.run.rank_model import RankModel
 from ranks.run.steps import sequences
 from ranks.state.rows import Batch
+from sharding import slice_model
 from tests.ranks import state_models
+from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.state_models import FORMS, Plain
 from tests.sharding import graphs
 
@@ -337,6 +339,32 @@ def test_a_mask_that_keeps_its_width_and_then_changes_it(tmp_path: Path) -> None
         total += 5 + 2 * width
         found = session.predict({"input_ids": np.array([[5]]), "attention_mask": mask})["y"]
         assert found.tolist() == [[total]]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_state_that_ranks_gather_is_gathered_in_each_step(size: int, tmp_path: Path) -> None:
+    """What is exchanged of a state that lies elsewhere with each step is what the next segment reads."""
+    text = """g (float[b, 5] x, float[b, 12] recurrent_in) => (float[b, 12] y, float[b, 12] recurrent_out) {
+      a = MatMul(x, w1) c = MatMul(recurrent_in, w2) d = Add(a, c) e = Tanh(d) f = Mul(recurrent_in, half)
+      recurrent_out = Add(e, f) y = MatMul(recurrent_out, w3) }"""
+    weights = {"w1": graphs.array(5, 12), "w2": graphs.array(12, 12), "w3": graphs.array(12, 12)}
+    whole = tmp_path / "whole.onnx"
+    graphs.save(whole, text, {**weights, "half": np.full(1, 0.5, np.float32)})
+    manifest = slice_model(whole, size, tmp_path / "slices")
+    assert [item.op for item in manifest.collectives].count("AllGather") > 0
+    plain, state = graphs.session(whole), np.zeros((2, 12), np.float32)
+    given, wanted = [graphs.array(2, 5, seed=seed) for seed in range(6)], []
+    for x in given:
+        y, state = plain.run(None, {"x": x, "recurrent_in": state})
+        wanted.append(y)
+
+    def work(communicator: FakeCommunicator) -> None:
+        rank = tmp_path / "slices" / f"rank_{communicator.rank}.onnx"
+        with executor.load(rank, communicator=communicator, threads=1).session() as session:
+            for x, y in zip(given, wanted, strict=True):
+                assert np.allclose(session.predict({"x": x})["y"], y, atol=1e-5)
+
+    on_ranks(size, work)
 
 
 def test_an_interrupted_step_ends_its_session_alone(

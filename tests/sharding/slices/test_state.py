@@ -41,6 +41,7 @@ def concat(taken: str, made: str) -> tuple[str, str, list[str], list[str]]:
         ("key_cache_0", "key_cache_0_out"),
         ("key_cache_0", "new_key_cache_0"),
         ("past_key_values_key_cache_0", "present_key_cache_0"),
+        ("past_k_0", "new_k_0"),
     ],
 )
 def test_caches_are_known_by_name(taken: str, made: str) -> None:
@@ -74,6 +75,16 @@ def test_caches_are_known_by_name(taken: str, made: str) -> None:
         ("cache_last_channel", "cache_last_channel_next"),
         ("cache_last_channel_len", "cache_last_channel_next_len"),
         ("att_cache", "r_att_cache"),
+        ("recurrent_in", "recurrent_out"),
+        ("hx", "hx_out"),
+        ("rnn_hxs", "rnn_hxs_out"),
+        ("prev_h", "h"),
+        ("h_prev", "h_next"),
+        ("lstm1_h", "lstm1_h_out"),
+        ("mems_0", "new_mems_0"),
+        ("history", "new_history"),
+        ("carry_in", "carry_out"),
+        ("fifo", "fifo_out"),
         ("conv_cache", "conv_cache_out"),
         ("r1i", "r1o"),
     ],
@@ -111,6 +122,9 @@ def test_what_an_encoder_gave_is_computed_once(name: str) -> None:
         ("input_ids", "output_ids"),
         ("encoder_hidden_states", "new_encoder_hidden_states"),
         ("mask", "new_mask"),
+        ("lstm_in", "lstm_out"),
+        ("memes", "new_memes"),
+        ("past_values", "values"),
     ],
 )
 def test_names_that_say_nothing_make_no_pair(taken: str, made: str) -> None:
