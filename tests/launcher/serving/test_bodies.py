@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httptools
 import httpx
 import numpy as np
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from launcher.serving import bodies, context
 from launcher.serving.access import ACCESS, Tokens
 from launcher.serving.kserve import routes
 from launcher.serving.kserve.tensors import read_question
+from launcher.serving.parsing import protocol
 from launcher.serving.parsing.pace import LARGE
 from launcher.serving.refusals import RefusalError
 from tests.launcher.serving.playing import URL, Played, ask, played
@@ -151,6 +156,76 @@ def test_what_follows_a_packed_body_is_not_kept() -> None:
         assert gzip.decompress(sent) == b""
         assert client.post(URL, content=sent, headers=headers).status_code == 413
         assert found.context.held == 0
+
+
+def sent_whole(address: str, *pieces: bytes) -> bytes:
+    """What a client gets that sends all it has before it reads, and then until the other side closes."""
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as made:
+        for piece in pieces:
+            made.sendall(piece)
+        return b"".join(iter(lambda: made.recv(1 << 16), b""))
+
+
+@pytest.mark.parametrize(
+    "how", ["Connection: close\r\nContent-Length: %d", "Transfer-Encoding: chunked\r\nConnection: close"]
+)
+def test_a_refusal_reaches_who_still_sends(how: str) -> None:
+    most = 1 << 17
+    body = b"x" * (64 * most)
+    with played(Played, body=most) as (found, client, _):
+        head = f"POST {URL} HTTP/1.1\r\nHost: a\r\n{how % len(body) if '%' in how else how}\r\n\r\n".encode()
+        first = b"%x\r\n" % len(body) if "chunked" in how else b""
+        for path in (head, head.replace(b"/infer", b"/nothing")):
+            answer = sent_whole(found.address, path, first, body)
+            assert b"\r\nconnection: close\r\n" in answer, answer
+            assert answer.startswith(b"HTTP/1.1 413 " if path is head else b"HTTP/1.1 404 ")
+        old = head.replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"Connection: close\r\n", b"")
+        if not first:
+            assert sent_whole(found.address, old, body).startswith(b"HTTP/1.1 413 ")
+        assert client.get(LIVE).status_code == 200
+
+
+def test_what_is_read_for_a_refusal_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_LINGER_BYTES", 1 << 20)
+    head = f"POST {URL} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {1 << 40}\r\n\r\n"
+    with played(Played, body=1) as (found, _, _):
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            sent_whole(found.address, head.encode(), *(b"x" * (1 << 20) for _ in range(64)))
+        monkeypatch.setattr(protocol, "_LINGER_SECONDS", 0.1)
+        host, port = found.address.split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as still:  # which sends nothing more
+            still.sendall(head.encode())
+            assert b" 413 " in b"".join(iter(lambda: still.recv(1 << 16), b""))
+            with pytest.raises(OSError, match=r"reset|pipe"):
+                for _ in range(600):
+                    still.sendall(b"x")
+                    time.sleep(0.05)
+
+
+def test_of_many_offers_of_another_protocol_none_is_copied_with_all_that_follow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fed: list[int] = []
+
+    class Counting(httptools.HttpRequestParser):
+        def feed_data(self, data: Any) -> None:
+            fed.append(0 if isinstance(data, memoryview) else len(data))
+            super().feed_data(data)
+
+    monkeypatch.setattr("httptools.HttpRequestParser", Counting)
+    one = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    last = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    with played(Played) as (found, _, _):
+        answers = sent_whole(found.address, one * 300 + last)
+    assert answers.count(b"HTTP/1.1 200 OK") == 301
+    assert len(one) * 200 < sum(fed) < len(one) * 300
+
+
+def test_nothing_private_of_uvicorn_is_replaced() -> None:
+    """Another version may not have it."""
+    own = {name for name in vars(protocol.Protocol) if name[0] == "_" and not name.startswith("__")}
+    assert not own & set(dir(HttpToolsProtocol))
 
 
 def test_much_in_little_is_bounded_while_it_is_unpacked() -> None:
