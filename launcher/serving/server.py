@@ -45,7 +45,7 @@ class Listening:
     grpc_port: int | None = None
 
     def socket(self) -> socket.socket:
-        """A bound socket. Raises `LaunchError`, and `ConfigError` for no address."""
+        """A socket that listens. Raises `LaunchError`, and `ConfigError` for no address."""
         return bound_at(self.host, self.port, "--port")
 
     def check(self) -> None:
@@ -81,7 +81,8 @@ class Listening:
 
 
 def bound_at(host: str, port: int, flag: str) -> socket.socket:
-    """A socket at this port, which ``flag`` gave. Raises `LaunchError`, and `ConfigError` for no address."""
+    """A socket at this port, which ``flag`` gave. It listens, or another server might still get the port.
+    Raises `LaunchError`, and `ConfigError` for no address."""
     if not host:  # which sockets take for all
         raise ConfigError("--host: expected an address, found none; 0.0.0.0 is all of this machine")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -89,6 +90,7 @@ def bound_at(host: str, port: int, flag: str) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((host, port))
+        made.listen()
     except (OSError, OverflowError, UnicodeError) as error:
         made.close()
         why = getattr(error, "strerror", None) or str(error)
