@@ -20,7 +20,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from launcher.serving import bodies, context
 from launcher.serving.access import ACCESS, Tokens
-from launcher.serving.kserve import routes
+from launcher.serving.kserve import heads, routes
+from launcher.serving.kserve.heads import question_known
 from launcher.serving.kserve.tensors import read_question
 from launcher.serving.parsing import protocol
 from launcher.serving.parsing.pace import LARGE
@@ -156,6 +157,56 @@ def test_what_follows_a_packed_body_is_not_kept() -> None:
         assert gzip.decompress(sent) == b""
         assert client.post(URL, content=sent, headers=headers).status_code == 413
         assert found.context.held == 0
+
+
+def binary(*inputs: dict[str, Any], tail: bytes = b"", **more: object) -> tuple[bytes, str]:
+    """A body of the binary extension, and its header."""
+    head = json.dumps({"inputs": inputs, **more}).encode()
+    return head + tail, str(len(head))
+
+
+ONE = {"name": "a", "datatype": "INT32", "shape": [1, 2], "parameters": {"binary_data_size": 8}}
+TWO = {"name": "b", "datatype": "BOOL", "shape": [2], "parameters": {"binary_data_size": 2}}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        binary(ONE, TWO, tail=b"\1\0\0\0\2\0\0\0\1\0", id="5", parameters={"binary_data_output": True}),
+        binary(ONE, TWO, tail=b"\1\0\0\0\2\0\0\0\1\2"),
+        binary(ONE, tail=b"\1\0\0\0"),
+        binary(ONE, tail=bytes(9)),
+        binary(ONE, ONE, tail=bytes(16)),
+        binary(ONE, {**TWO, "data": [True, False]}, tail=bytes(10)),
+        binary(ONE, {**TWO, "parameters": {}, "data": [True, False]}, tail=bytes(8)),
+        binary({**ONE, "parameters": {"binary_data_size": -8}}, tail=bytes(8)),
+        binary({**ONE, "shape": [3]}, tail=bytes(8)),
+        binary({**ONE, "datatype": "BYTES", "shape": [1]}, tail=b"\4\0\0\0abcd"),
+        binary(ONE, tail=bytes(8), outputs=[{"name": "y", "parameters": {"binary_data": True}}]),
+        binary(ONE, tail=bytes(8), note="x" * 2000),
+        (b"{]" + bytes(8), "2"),
+        (b"{}", "3"),
+    ],
+)
+def test_a_head_that_came_before_says_the_same(request_: tuple[bytes, str]) -> None:
+    def told(known: bool) -> object:
+        try:
+            found = (question_known(*request_) if known else None) or read_question(*request_, [])
+        except RefusalError as error:
+            return error.status, str(error)
+        feeds = {name: (array.dtype, array.tolist()) for name, array in found.feeds.items()}
+        return feeds, found.outputs, found.id, found.binary, found.parameters
+
+    assert told(True) == told(True) == told(False)
+
+
+def test_a_head_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        data, header = binary({**ONE, "name": "once"}, tail=bytes([number, *bytes(7)]))
+        found = question_known(data, header)
+        assert found is not None and found.feeds["once"].tolist() == [[number, 0]]
+        monkeypatch.setattr(heads, "object_of", None)
+    assert question_known(b"{}", None) is None
 
 
 def sent_whole(address: str, *pieces: bytes) -> bytes:

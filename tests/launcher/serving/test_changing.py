@@ -52,7 +52,7 @@ def test_unloading_answers_who_waits(rows: int) -> None:
             assert gate.began.wait(30)
             until(lambda: model.waiting == 3 - AHEAD)
         else:
-            until(lambda: model._worker is not None and model.metrics.open._value.get() == 3)
+            until(lambda: model._worker is not None and model.metrics.under_way == 3)
         assert client.post(UNLOAD).status_code == 200
         answers = [one.result() for one in sent]
         assert [(one.status_code, "loaded" in one.text) for one in answers] == [(503, True)] * 3

@@ -105,7 +105,7 @@ class Answers:
 
 def open_of(found: Running) -> float:
     """Calls under way."""
-    return found.context.metrics.open._value.get()
+    return found.context.metrics.under_way
 
 
 def occupy(found: Running, client: Any, model: TensorModel, gate: Gate, **how: Any) -> int:
