@@ -3,7 +3,7 @@ models.
 
     python benchmarks/serving.py [--models tiny mobilenet_v2 bert_base language] [--clients 1 8 64]
         [--texts 1 8] [--seconds 1.5] [--rounds 3] [--peers FOLDER] [--language FOLDER --weights FOLDER]
-        [--before FOLDER] [--realtime] [--quick] [--json FILE]
+        [--before FOLDER] [--also=FLAGS] [--realtime] [--quick] [--json FILE]
 
 Contestants, each started once:
 
@@ -24,16 +24,17 @@ benchmarks/serving_load.py, in one process, over loopback. The contestants take 
 round, for `--seconds` each; those that would spin meanwhile are stopped. The first answer of each is
 compared with ONNX Runtime's.
 
-Printed are, over all rounds, median, 90th and 99th percentile of the waits, requests per second, the
-median's distance from `group.predict` and the part of its rate, and the processor time of a request (server
-and ranks, without the clients; of `group.predict` with them). Of texts: to the first token, between two,
-and tokens a second. Models: one product with a body of 1 KB, MobileNetV2 on a 224 x 224 picture, BERT-base
-on 128 words, and a language model (of scripts/generation_peers.sh: FOLDER is of GenAI's builder, WEIGHTS of
-transformers), whose texts are 64 tokens after a prompt of 128.
+Printed are, over all rounds, median, 90th and 99th percentile of the waits, requests per second, the median's
+distance from `group.predict` and the part of its rate, and the processor time of a request (server and ranks,
+without the clients; of `group.predict` with them), and how much of it is the ranks'. Of texts: to the first
+token, between two, and tokens a second. Models: one product with a body of 1 KB, MobileNetV2 on a 224 x 224
+picture, BERT-base on 128 words, and a language model (of scripts/generation_peers.sh: FOLDER is of GenAI's
+builder, WEIGHTS of transformers), whose texts are 64 tokens after a prompt of 128.
 
 `--vllm PYTHON` names one that has vLLM (default: that of `--peers`), and `--before FOLDER` has another
-version of this project contend, too. With `--realtime` (for root) the contestants go before what else the
-machine does; `--quick` takes seconds: the smallest model, 1 and 4 clients.
+version of this project contend, too, and `--also="--bind none"` this one with more flags. With `--realtime`
+(for root) the contestants go before what else the machine does; `--quick` takes seconds: the smallest model,
+1 and 4 clients.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ from serving_bodies import (
     first_output,
     first_raw_output,
 )
-from serving_servers import Server, first, processor_seconds, started
+from serving_servers import Server, first, started, used_below
 
 BASELINE = "group.predict"
 PROMPT, NEW = 128, 64
@@ -86,15 +87,18 @@ class Contestant:
     first: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     used: list[float] = field(default_factory=list)
+    below: list[float] = field(default_factory=list)
+    """What of it the processes below the first one have used."""
 
     def turn(self, clients: int, seconds: float, *, kept: bool = True) -> None:
         """One round."""
         if self.server.spins:
             self.server.told(signal.SIGCONT)
             time.sleep(0.3)
-        before = processor_seconds(self.server.process.pid)
+        own = self.server.process.pid
+        before = used_below(own)
         found = self.ask(clients, seconds)
-        used = processor_seconds(self.server.process.pid) - before
+        spent = {pid: used - before.get(pid, 0.0) for pid, used in used_below(own).items()}
         if self.server.spins:
             self.server.told(signal.SIGSTOP)
         if "error" in found:
@@ -105,11 +109,13 @@ class Contestant:
         self.waits += found["gaps"] if "gaps" in found else found["waits"]
         self.first += found.get("first", [])
         self.rates.append(count / found["seconds"])
+        used = sum(spent.values())
         self.used.append(1e3 * used / max(1, count))
+        self.below.append(1e3 * (used - spent.get(own, 0.0)) / max(1, count))
 
     def forget(self) -> None:
         """Ready for another number of clients."""
-        self.waits, self.first, self.rates, self.used = [], [], [], []
+        self.waits, self.first, self.rates, self.used, self.below = [], [], [], [], []
 
 
 def _asker(
@@ -163,6 +169,7 @@ def compared(
             row = {
                 "model": model, "clients": count, "contestant": one.name, "p50": p50, "p90": p90, "p99": p99,
                 "rate": statistics.median(one.rates), "used": statistics.median(one.used),
+                "below": statistics.median(one.below),
                 "more": p50 - base["p50"], "part": statistics.median(one.rates) / base["rate"],
             }  # fmt: skip
             if one.first:
@@ -183,7 +190,7 @@ def show(row: Mapping[str, Any]) -> None:
     print(
         f"{row['model']:12}{row['clients']:4} clients  {row['contestant']:18}{row['p50']:9.3f} ms"
         f"{row['p90']:9.3f}{row['p99']:9.3f}{row['more']:+9.3f}{row['rate']:10.1f} {unit}s/s"
-        f"{row['part']:7.3f}{row['used']:9.3f} ms cpu{first}",
+        f"{row['part']:7.3f}{row['used']:9.3f} ms cpu, ranks {row['below']:.3f}{first}",
         flush=True,
     )
 
@@ -242,6 +249,13 @@ def tensors(name: str, model: Path, feeds: Feeds, arguments: argparse.Namespace,
             root = arguments.before.resolve()
             server = stack.enter_context(started(_own(model, name, ranks), "/v2/health/ready", root=root))
             add("before", server, ["JSON", "binary"])
+        if arguments.also:
+            command = [*_own(model, name, ranks), *arguments.also.split()]
+            add(
+                f"serve {arguments.also}",
+                stack.enter_context(started(command, "/v2/health/ready")),
+                ["binary"],
+            )
         for peer in serving_peer_models.PEERS if arguments.peers else ():
             if (how := peer.command(arguments.peers, name, model, ranks, folder)) is not None:
                 server = stack.enter_context(
@@ -336,7 +350,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     made = serving_peer_models.MODELS
     numbers = {"clients": [1, 8, 64], "texts": [1, 8], "ranks": 2, "seconds": 1.5, "rounds": 3}
     places = dict.fromkeys(("peers", "language", "weights", "vllm", "before", "json"), Path)
-    parser = parser_of(__doc__, **numbers, **places, realtime=False, quick=False)
+    parser = parser_of(__doc__, **numbers, **places, also=str, realtime=False, quick=False)
     parser.add_argument("--models", nargs="+", choices=[*made, "language"], default=[*made, "language"])
     arguments = parser.parse_args(argv)
     if arguments.quick:

@@ -37,11 +37,6 @@ def first(root: int) -> None:
                 os.sched_setscheduler(int(thread.name), os.SCHED_RR, priority)
 
 
-def processor_seconds(root: int) -> float:
-    """What a process and all below it have used."""
-    return sum(used_below(root).values())
-
-
 def used_below(root: int) -> dict[int, float]:
     """Processor seconds of a process and of all below it."""
     below, tick = {root}, os.sysconf("SC_CLK_TCK")

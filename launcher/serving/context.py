@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import random
@@ -29,10 +28,8 @@ from launcher.serving.seeing.traces import CURRENT, Trace, Traces
 from launcher.serving.seeing.usage import USAGE, Usage
 
 if TYPE_CHECKING:
-    from prometheus_client import Counter
-
     from launcher.serving.limits import ServeLimits
-    from launcher.serving.metrics import Late, Metrics
+    from launcher.serving.metrics import Counted, Late, Metrics
     from launcher.serving.models import Model, Repository
 
 T = TypeVar("T")
@@ -77,8 +74,8 @@ class Call:
     client: str
     model: str = ""
     began: float = field(default_factory=time.perf_counter)
-    closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """What is done when it has ended, however."""
+    closing: list[Callable[[], object]] = field(default_factory=list)
+    """What is called when it has ended, however."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Those of the request, by their names in small letters."""
     usage: Usage = field(default_factory=Usage)
@@ -88,7 +85,7 @@ class Call:
     def use(self, model: Model) -> None:
         """This is the model that it needs, until it has ended."""
         self.model = model.name
-        self.closing.enter_context(model.used())
+        self.closing.append(model.used())
 
     async def body(self) -> bytes:
         """The request's body, within the limit."""
@@ -133,9 +130,14 @@ class Call:
 
     def release(self) -> None:
         """It has ended, however."""
-        self.closing.close()
         self.context.held -= self._held
         self._held = 0
+        try:
+            while self.closing:
+                self.closing.pop()()
+        finally:
+            if self.closing:  # one of them went wrong
+                self.release()
 
     async def object_in(self, data: bytes) -> dict[str, object]:
         """The JSON object that a body is."""
@@ -197,7 +199,7 @@ class Frame:
     context: Context
     protocol: str
     error: ErrorBody
-    _counters: dict[tuple[str, int], tuple[Counter, Late]] = field(default_factory=dict)
+    _counters: dict[tuple[str, int], tuple[Counted, Late]] = field(default_factory=dict)
 
     def __call__(self, handler: Handler, role: Role = Role.USER) -> Callable[[Request], Awaitable[ASGIApp]]:
         async def endpoint(request: Request) -> ASGIApp:
@@ -224,7 +226,7 @@ class Frame:
         # Whatever works for it, in its task, finds these.
         USAGE.set(call.usage)
         CURRENT.set(call.trace)
-        context.metrics.open.inc()
+        context.metrics.under_way += 1
         return call
 
     def check(self, call: Call, role: Role) -> None:
@@ -283,7 +285,7 @@ class Frame:
         call.release()
         seconds = time.perf_counter() - call.began
         tokens, path = call.usage.fields(), str(call.request.scope["path"])
-        self.context.metrics.open.dec()
+        self.context.metrics.under_way -= 1
         self._count(call.model, status, seconds)
         self.context.traces.ended(call.trace, status, call.model, **tokens)
         if self.protocol not in {"page", "metrics"}:
@@ -310,7 +312,7 @@ class Frame:
         if key not in self._counters:  # models that there are, and statuses: a few
             metrics = self.context.metrics
             self._counters[key] = (
-                metrics.requests.labels(model, self.protocol, str(status)),
+                metrics.counted(metrics.requests, model, self.protocol, str(status)),
                 metrics.late(metrics.seconds, model, self.protocol),
             )
         count, histogram = self._counters[key]

@@ -39,6 +39,23 @@ class Late:
             self._histogram.observe(value)
 
 
+class Counted:
+    """The same of a counter."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._came = 0
+
+    def inc(self) -> None:
+        """One more."""
+        self._came += 1
+
+    def tell(self) -> None:
+        """Tells the counter of all that have come."""
+        came, self._came = self._came, 0
+        self._counter.inc(came)
+
+
 class Metrics:
     """What one server counts; each server has a registry of its own."""
 
@@ -51,7 +68,11 @@ class Metrics:
             "shardrun_request_seconds", "From a request's first byte to the last of its answer",
             ["model", "protocol"], buckets=_SECONDS, registry=own,
         )  # fmt: skip
-        self.open = Gauge("shardrun_requests_open", "Requests under way", registry=own)
+        self.under_way = 0
+        """Requests."""
+        Gauge("shardrun_requests_open", "Requests under way", registry=own).set_function(
+            lambda: self.under_way
+        )
         self.refused = Counter(
             "shardrun_refused", "Requests for which there was no room", ["model"], registry=own
         )
@@ -70,6 +91,7 @@ class Metrics:
         self.prompt_tokens = Counter("shardrun_prompt_tokens", "Tokens of prompts", ["model"], registry=own)
         self.tokens = Counter("shardrun_generated_tokens", "Tokens generated", ["model"], registry=own)
         self._late: dict[tuple[Histogram, tuple[str, ...]], Late] = {}
+        self._counted: dict[tuple[Counter, tuple[str, ...]], Counted] = {}
         self._rates: dict[str, Rate] = {}
         self._speed = Gauge(
             "shardrun_generated_tokens_per_second", "Tokens generated in a second, over the last ten",
@@ -97,6 +119,10 @@ class Metrics:
         """One of these, with its labels, for values that come with each request."""
         return self._late.setdefault((histogram, labels), Late(histogram.labels(*labels)))
 
+    def counted(self, counter: Counter, *labels: str) -> Counted:
+        """The same of a counter."""
+        return self._counted.setdefault((counter, labels), Counted(counter.labels(*labels)))
+
     def token(self, model: str) -> None:
         """A token was generated."""
         self.tokens.labels(model).inc()
@@ -116,4 +142,6 @@ class Metrics:
         """All of it, in Prometheus' form."""
         for one in self._late.values():
             one.tell()
+        for count in self._counted.values():
+            count.tell()
         return bytes(generate_latest(self._registry))

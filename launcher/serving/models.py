@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
@@ -98,8 +98,9 @@ class Model(ABC):
         """Notes ranks that have died while nobody asked them."""
 
     @abstractmethod
-    def used(self) -> contextlib.AbstractContextManager[None]:
-        """Around a request: ranks that are to end when nobody needs them stay for it."""
+    def used(self) -> Callable[[], None]:
+        """A request is under way until what this gives is called: ranks that are to end when nobody needs
+        them stay for it."""
 
     @abstractmethod
     async def retire(self) -> None:
@@ -262,14 +263,13 @@ class Served(Model, Generic[R]):
             await asyncio.sleep(_ASK_SECONDS)
         return self.ready
 
-    @contextlib.contextmanager
-    def used(self) -> Iterator[None]:
-        """Around a request: ranks that are to end when nobody needs them stay for it."""
+    def used(self) -> Callable[[], None]:
+        """As `Model.used`."""
         self.under_way += 1
-        try:
-            yield
-        finally:
-            self.under_way -= 1
+        return self._left
+
+    def _left(self) -> None:
+        self.under_way -= 1
 
     async def retire(self) -> None:
         """Ends the ranks, once all that is under way is answered."""

@@ -8,24 +8,20 @@ import logging
 import signal
 import socket
 import ssl
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-import httptools
 import uvicorn
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from launcher.errors import ConfigError, LaunchError
 from launcher.serving.app import application
 from launcher.serving.context import Context
 from launcher.serving.models import Model
-from launcher.serving.parsing.pace import LARGE
+from launcher.serving.parsing import protocol
 
 if TYPE_CHECKING:
     from launcher.serving.grpc.door import Door
@@ -33,12 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SLOW_SECONDS = 30.0
-"""A client that takes nothing of its answer for so long is dropped."""
 _LOOK_SECONDS = 5.0
-_VERSION, _END_OF_HEAD = b"HTTP/1.1 ", b"\r\n\r\n"
-_MOST_HEAD = 1 << 19
-"""Bytes of a request line and headers, or of what follows a body; more than the socket gives at once."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +45,7 @@ class Listening:
     grpc_port: int | None = None
 
     def socket(self) -> socket.socket:
-        """A bound socket. Raises `LaunchError`, and `ConfigError` for no address."""
+        """A socket that listens. Raises `LaunchError`, and `ConfigError` for no address."""
         return bound_at(self.host, self.port, "--port")
 
     def check(self) -> None:
@@ -90,7 +81,8 @@ class Listening:
 
 
 def bound_at(host: str, port: int, flag: str) -> socket.socket:
-    """A socket at this port, which ``flag`` gave. Raises `LaunchError`, and `ConfigError` for no address."""
+    """A socket at this port, which ``flag`` gave. It listens, or another server might still get the port.
+    Raises `LaunchError`, and `ConfigError` for no address."""
     if not host:  # which sockets take for all
         raise ConfigError("--host: expected an address, found none; 0.0.0.0 is all of this machine")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -98,6 +90,7 @@ def bound_at(host: str, port: int, flag: str) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((host, port))
+        made.listen()
     except (OSError, OverflowError, UnicodeError) as error:
         made.close()
         why = getattr(error, "strerror", None) or str(error)
@@ -114,111 +107,6 @@ def _told(what: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         raise ConfigError(f"{what}: {getattr(error, 'strerror', None) or error}") from None
-
-
-class Patience(FlowControl):
-    """uvicorn's, where a client that takes nothing of its answer for `_SLOW_SECONDS` loses its connection."""
-
-    async def drain(self) -> None:
-        """Waits until the client takes more, or is gone."""
-        timer = asyncio.get_running_loop().call_later(_SLOW_SECONDS, self._transport.abort)
-        try:
-            await super().drain()
-        finally:
-            timer.cancel()
-
-
-class Joined:
-    """A connection on which the head of an answer waits for the body that follows: both are one packet, and
-    the client wakes up once. Whatever else it is asked, it is the transport."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._loop = asyncio.get_running_loop()
-        self._head: bytes | None = None
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Sends it, or in a moment."""
-        head, self._head = self._head, None
-        if head is not None and len(data) < LARGE:  # more is not worth its copy
-            data, head = head + data, None
-        if head is not None:
-            self._transport.write(head)
-        if isinstance(data, bytes) and data.endswith(_END_OF_HEAD) and data.startswith(_VERSION):
-            self._head = data
-            self._loop.call_soon(self._flush)  # nothing may follow soon, as in a stream
-            return
-        self._transport.write(data)
-
-    def _flush(self) -> None:
-        head, self._head = self._head, None
-        if head is not None and not self._transport.is_closing():
-            self._transport.write(head)
-
-    def close(self) -> None:
-        """Closes it when all is sent."""
-        self._flush()
-        self._transport.close()
-
-
-class Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, which bounds what is neither a body nor a whole head, and slow clients."""
-
-    _loose, _offered = 0, False
-    _data = _again = b""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there."""
-        super().connection_made(cast("asyncio.Transport", Joined(transport)))
-        self.flow = Patience(transport)
-
-    def data_received(self, data: bytes) -> None:
-        """Reads, as far as there is an end to it."""
-        self._loose += len(data)  # until there is something whole
-        while data:
-            self._data, self._again = data, b""
-            super().data_received(data)
-            data = self._again
-        self._data = b""
-        if self._loose > _MOST_HEAD and not self.transport.is_closing():
-            log.warning("a request's head is longer than %d bytes: its connection is closed", _MOST_HEAD)
-            self.transport.abort()
-
-    def on_headers_complete(self) -> None:
-        """A head is there."""
-        self._loose = 0
-        named = any(name == b"upgrade" for name, _ in self.headers)
-        self._offered = named and self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
-        if not self._offered:  # else it comes again
-            super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        """A piece of a body is there."""
-        self._loose = 0
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """A request is there."""
-        self._loose = 0
-        if not self._offered:
-            super().on_message_complete()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """A client offers to go on in another protocol, as curl and Java do with HTTP/2: its request is read
-        as if it had not. httptools takes what follows the head, such as a body, for the other protocol's."""
-        error = sys.exc_info()[1]
-        if not self._offered or not isinstance(error, httptools.HttpParserUpgrade):
-            return
-        rest = self._data[error.args[0] :]
-        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
-        lines = [b"%s %s HTTP/%s" % (method, self.url, version)]
-        lines += [b"%s: %s" % pair for pair in self.headers if pair[0] != b"upgrade"]
-        self._offered, self.parser = False, httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
-        self._again = b"\r\n".join([*lines, b"", rest])
 
 
 class Server(uvicorn.Server):
@@ -306,7 +194,7 @@ def serving(
     if listening.grpc_port is not None:
         from launcher.serving.grpc.door import Door
 
-        door = Door(context, _SLOW_SECONDS)
+        door = Door(context, protocol.SLOW_SECONDS)
         # A port that is taken is told in our words alone: gRPC would write some to standard error.
         with bound_at(listening.host, listening.grpc_port, "--grpc-port") as free:
             free_port = int(free.getsockname()[1])
@@ -350,7 +238,8 @@ def serving(
     server = Server(
         uvicorn.Config(
             application(context, life),
-            http=Protocol, log_config=None, access_log=False, ws="none", lifespan="on", server_header=False,
+            http=protocol.Protocol,
+            log_config=None, access_log=False, ws="none", lifespan="on", server_header=False,
             proxy_headers=False,  # who says that he is somebody else would get a turn as such
             limit_concurrency=limits.connections + 1,  # it refuses the one that reaches this
             timeout_keep_alive=int(limits.idle),

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 AHEAD = 2
 """Runs on their way at once: the next one lies ready when ranks have finished one. More would gain nothing,
 and let whoever asks next wait for more."""
+_MORE, _QUICK_NS, _STEADY = 2, 5_000_000, 16
+"""So many more go where each of so many runs in a row came back so soon: ranks and this process then wake up
+less often, which takes as long as such a run, and nobody waits for much."""
 
 
 @dataclass(eq=False)
@@ -57,6 +60,8 @@ class TensorModel(Served["Group"]):
     _worker: asyncio.Task[None] | None = None
     _runs: set[asyncio.Future[None] | asyncio.Future[dict[str, Array]]] = field(default_factory=set)
     """Those on their way to the ranks."""
+    _quick: int = 0
+    """How many runs in a row came back soon."""
     _observed: tuple[Late, Late] | None = None
     _landed: asyncio.Event = field(default_factory=asyncio.Event)
     """A run has ended."""
@@ -145,7 +150,8 @@ class TensorModel(Served["Group"]):
     @property
     def _has_room(self) -> bool:
         """Whether a request may go to the ranks as it is, at once."""
-        return self.batching.rows == 1 and len(self._runs) < AHEAD
+        most = AHEAD + (_MORE if self._quick >= _STEADY else 0)
+        return self.batching.rows == 1 and len(self._runs) < most
 
     def _send(self, ready: Group, request: Request) -> None:
         """Sends a request by itself, without a task: most need none."""
@@ -257,6 +263,7 @@ class TensorModel(Served["Group"]):
 
     def _answered(self, batch: Batch[Request], answers: Sequence[Arrays], began: int) -> None:
         ended = time.monotonic_ns()
+        self._quick = self._quick + 1 if ended - began < _QUICK_NS else 0
         self.numbers.runs += 1
         if self._observed is None:
             metrics = self.metrics

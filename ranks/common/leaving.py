@@ -75,6 +75,13 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
+def mpich_left() -> bool:
+    """Whether any process of this host has such files: few have, and to look through each takes long."""
+    with contextlib.suppress(OSError):
+        return any(name.startswith(_MPICH_FILE) for name in os.listdir(_MPICH_FOLDER))  # noqa: PTH208 - as below
+    return False
+
+
 def mpich_files(pid: int | str = "self") -> set[str]:
     """The files by which a process shares memory with MPICH's other ranks, as long as they have names."""
     files = _mapped(_MPICH_FILE, pid)

@@ -220,15 +220,17 @@ class _Programs:
         sessions: list[ort.InferenceSession | None] = []
         driven: list[Driven] = []
         for index, segment in enumerate(plan.segments):
-            session = None
+            session, given = None, []
             if segment.outputs:
                 what = f"segment {self.segments} of {self.file}" if many else str(self.file)
                 part = builder.model(segment)
                 chosen = automatic.for_segment(config, part)
                 session = _session(model_file.serialized(part, self.file), chosen, what)
+                if builder.widen(part, given := session.get_outputs()):
+                    session = _session(model_file.serialized(part, self.file), chosen, what)
                 self.segments += 1
                 LOADING.report(self.segments, self.total + 1)
-            builder.learn(session.get_outputs() if session else (), plan.collectives[index])
+            builder.learn(given, plan.collectives[index])
             sessions.append(session)
             driven += [self._driven(control, builder) for control in plan.controls[index]]
         types = {name: builder.type_of(name) for name in _names(plan)}

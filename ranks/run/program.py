@@ -21,6 +21,7 @@ import numpy as np
 import onnxruntime as ort
 
 from ranks.collectives.buffers import Memory, Shape, nbytes
+from ranks.common.tensors import element_dtype, is_extended
 from ranks.run.allocation import Buffers
 from ranks.run.control_flow import Driven
 from ranks.run.plans import Plan, Plans
@@ -205,12 +206,16 @@ class Program:
             if self.weights is not None and name in self._cut.weights:
                 feeds[name] = self.weights.value(name)
                 continue
-            value = values[name]
-            if self._elements[name] is not None:
+            value, element = values[name], self._elements[name]
+            if element is not None:
                 value = self._place(name).fetch(value)
-            feeds[name] = value if isinstance(value, np.ndarray) else value.numpy()
+                if is_extended(value.dtype):
+                    value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value, element)
+            elif not isinstance(value, np.ndarray):
+                value = value.numpy()
+            feeds[name] = value
         try:
-            results = session.run(segment.outputs, feeds, *self._plans.free(session))
+            results = session.run(None, feeds, *self._plans.free(session))
         except Exception as error:
             raise run_error(error) from None
         for name, result in zip(segment.outputs, results, strict=True):
@@ -219,7 +224,8 @@ class Program:
                 values[name] = result
                 continue
             values[name] = self._place(name).allocate(result.shape, element)
-            self._place(name).load(values[name], result)
+            given = element_dtype(element)  # not `SegmentBuilder.widen`'s float32
+            self._place(name).load(values[name], result.astype(given) if is_extended(given) else result)
 
     def _exchange_free(self, collective: Collective, values: Values) -> None:
         source = values[collective.input] if collective.input else None

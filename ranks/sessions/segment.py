@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING
 
-from ranks.common.tensors import element_dtype, element_number
+from ranks.common.tensors import ELEMENT_TYPES, element_dtype, element_number, is_extended
 from ranks.errors import ModelError
 from ranks.models import optional
 from ranks.sessions.cut import Collective, Control, Cut, Segment
 from ranks.sessions.nodes import is_constant, reads
-from sharding.onnx_files.messages import ModelProto, TypeProto, ValueInfoProto, tensor_type
+from sharding.onnx_files.messages import AttributeProto, ModelProto, TypeProto, ValueInfoProto, tensor_type
 from sharding.slices.domains import OWN_DOMAIN
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
     from sharding.common.arrays import DType
+
+_FLOAT, _STRING = (ELEMENT_TYPES[name][0] for name in ("float", "string"))
 
 
 class SegmentBuilder:
@@ -75,6 +77,23 @@ class SegmentBuilder:
             if name in self._declared and name not in outside:
                 graph.value_info.append(ValueInfoProto(name=name, type=self._declared[name]))
         return model
+
+    def widen(self, model: onnx.ModelProto, outputs: Sequence[ort.NodeArg]) -> bool:
+        """Has a segment's model that is given strings from outside give float32 in place of what numpy lacks
+        (bfloat16, float8): ONNX Runtime takes strings in its `run` alone, which gives none of these. Whether
+        there was any; ``outputs``: those of its session."""
+        made = {name for segment in self._cut.segments for name in segment.outputs}
+        given = [value for value in model.graph.input if value.name not in made]
+        odd = {item.name for item in outputs if is_extended(element_dtype(element_number(item.type)))}
+        if not odd or all(value.type.tensor_type.elem_type != _STRING for value in given):
+            return False
+        for value in model.graph.output:
+            if value.name in odd:
+                name = f"shardrun/{value.name}/float32"
+                cast = model.graph.node.add(op_type="Cast", input=[value.name], output=[name])
+                cast.attribute.add(name="to", type=AttributeProto.INT, i=_FLOAT)
+                value.CopyFrom(ValueInfoProto(name=name))
+        return True
 
     def type_of(self, name: str) -> onnx.TypeProto:
         """The type of a value, once what produces it is known."""

@@ -87,7 +87,7 @@ class Reader:
     """The receiver's view of its peer's areas."""
 
     def __init__(self) -> None:
-        self._arrived = 0
+        self._arrived, self._closed = 0, False
         self._descriptors: dict[int, int] = {}
         self._current: dict[int, tuple[int, mmap.mmap]] = {}
 
@@ -99,6 +99,8 @@ class Reader:
             old = self._descriptors.pop(self._arrived - 2 * SLOTS, None)
             if old is not None:
                 os.close(old)
+        if self._closed:
+            self.close()
 
     def views(self, number: int, sizes: Sequence[int]) -> list[memoryview]:
         """The buffers of one message, in the area of this `Writer.number`; good until the next message in its
@@ -130,8 +132,10 @@ class Reader:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Closes descriptors that were never used; views that were given out stay good."""
-        for descriptor in self._descriptors.values():
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-        self._descriptors.clear()
+        """Closes descriptors that were never used; views that were given out stay good. Another thread may
+        receive meanwhile: whoever takes a descriptor out closes it, and nobody else, for by then its number
+        may be that of another file."""
+        self._closed = True
+        while self._descriptors:
+            with contextlib.suppress(KeyError, OSError):
+                os.close(self._descriptors.popitem()[1])

@@ -132,7 +132,7 @@ class _Stream:
         question = await asked_question(call, asked, size)
         if isinstance(model, TextModel) and (wanted := texts.asked(model, question.feeds)).stream:
             stream, ready = await texts.begun(model, wanted, call.client, routes.priority_of(question))
-            call.closing.callback(stream.cancel)
+            call.closing.append(stream.cancel)
             # The client's deadline ends the whole of its stream, by itself.
             async for text, event in texts.pieces(model, stream, ready, routes.seconds_of(question)):
                 answer = write_answer(model, asked, question, texts.text_outputs([text]))

@@ -17,6 +17,7 @@ from launcher.serving.access import Role
 from launcher.serving.bodies import bad, field_of, said
 from launcher.serving.context import Call, Context, Frame, json_response
 from launcher.serving.kserve import texts
+from launcher.serving.kserve.heads import question_known
 from launcher.serving.kserve.tensors import (
     HEADER,
     Question,
@@ -166,7 +167,8 @@ async def _infer(call: Call) -> Response:
     model = _model(call)
     inputs, _ = specs_of(model)
     data, head = await call.body(), call.headers.get(HEADER)
-    question = await call.apart(to_read(data, head, inputs), lambda: read_question(data, head, inputs))
+    size = to_read(data, head, inputs)
+    question = await call.apart(size, lambda: question_known(data, head) or read_question(data, head, inputs))
     call.grow(size_of(question.feeds))  # what JSON says in two bytes may take eight
     outputs = await call.unless_gone(predicted(model, question, call.client))
     call.grow(size_of(outputs))

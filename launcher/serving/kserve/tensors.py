@@ -77,7 +77,7 @@ class Question:
 
 def read_question(data: bytes, header: str | None, specs: Sequence[TensorSpec]) -> Question:
     """The request in a body; ``header``: the value of `HEADER`. Raises `RefusalError`."""
-    length = _json_length(header, len(data))
+    length = json_length(header, len(data))
     if length is None:
         raise bad(f"{HEADER}: expected the bytes of JSON, at most {len(data)}, found {said(header)}")
     body, runs = object_with_runs(data[:length])
@@ -105,7 +105,7 @@ def _question_in(body: Mapping[str, object], rest: memoryview, specs: Sequence[T
     return question
 
 
-def _json_length(header: str | None, size: int) -> int | None:
+def json_length(header: str | None, size: int) -> int | None:
     """How many of the bytes of a body are JSON; None for a header that says no number of them."""
     if header is None:
         return size
@@ -382,7 +382,7 @@ def size_of(tensors: Mapping[str, Array]) -> int:
 
 def to_read(data: bytes, header: str | None, specs: Sequence[TensorSpec]) -> int:
     """Bytes of a body that are looked at one by one, JSON and texts; others are taken as they lie."""
-    found = _json_length(header, len(data))
+    found = json_length(header, len(data))
     return len(data) if found is None or any(spec.dtype == OBJECT for spec in specs) else found
 
 

@@ -114,7 +114,7 @@ async def _answer(
             prompt, asked.options, special=not chat, client=call.client, priority=asked.priority
         )
         taken.append(stream)
-        call.closing.callback(taken[-1][0].cancel)
+        call.closing.append(taken[-1][0].cancel)
     tokenizer = taken[0][1].model.tokenizer
     answer = Answer(
         model.name, chat, Spelling(tokenizer), asked.logprobs, asked.usage,

@@ -15,7 +15,7 @@ from launcher.starters.loopback import family, move_to_loopback
 from launcher.starters.program import ProgramHandle, end_left
 from launcher.starters.reach import words
 from launcher.starters.reach.ways import Ways, marked
-from ranks.common.leaving import mpich_files
+from ranks.common.leaving import mpich_files, mpich_left
 from ranks.talk.connect import EXIT_ORPHANED
 from sharding.common.text import human_bytes
 
@@ -78,6 +78,7 @@ class MpirunHandle(ProgramHandle):
         self._said = ""
         self._reported = self._blamed = self._cut = False
         self._shared: set[str] = set()
+        self._shown: set[int] = set()
         super().__init__("mpirun", command, environment, kept=kept)
         self._ways = Ways(self._job)
         if scratch is not None and (free := shutil.disk_usage(scratch).free) < needed:
@@ -135,12 +136,14 @@ class MpirunHandle(ProgramHandle):
         begun."""
         if self._flavour in OPEN_MPI:
             return ""
-        for pid in here:
+        # Asked every second, while others wait: of a rank that has shown its files no more is read.
+        for pid in set(here) - self._shown if mpich_left() else ():
             held = mpich_files(pid)
             # Afterwards: what has its number by then may be another process, and another's file.
             with contextlib.suppress(OSError):
                 if held and marked(pid, self._job):
                     self._shared |= held
+                    self._shown.add(pid)
         return self._ways.lost(awaited) if awaited else ""
 
     def cut_off(self, rank: int) -> None:

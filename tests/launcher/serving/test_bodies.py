@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httptools
 import httpx
 import numpy as np
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from launcher.serving import bodies, context
 from launcher.serving.access import ACCESS, Tokens
-from launcher.serving.kserve import routes
+from launcher.serving.kserve import heads, routes
+from launcher.serving.kserve.heads import question_known
 from launcher.serving.kserve.tensors import read_question
+from launcher.serving.parsing import protocol
 from launcher.serving.parsing.pace import LARGE
 from launcher.serving.refusals import RefusalError
 from tests.launcher.serving.playing import URL, Played, ask, played
@@ -151,6 +157,126 @@ def test_what_follows_a_packed_body_is_not_kept() -> None:
         assert gzip.decompress(sent) == b""
         assert client.post(URL, content=sent, headers=headers).status_code == 413
         assert found.context.held == 0
+
+
+def binary(*inputs: dict[str, Any], tail: bytes = b"", **more: object) -> tuple[bytes, str]:
+    """A body of the binary extension, and its header."""
+    head = json.dumps({"inputs": inputs, **more}).encode()
+    return head + tail, str(len(head))
+
+
+ONE = {"name": "a", "datatype": "INT32", "shape": [1, 2], "parameters": {"binary_data_size": 8}}
+TWO = {"name": "b", "datatype": "BOOL", "shape": [2], "parameters": {"binary_data_size": 2}}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        binary(ONE, TWO, tail=b"\1\0\0\0\2\0\0\0\1\0", id="5", parameters={"binary_data_output": True}),
+        binary(ONE, TWO, tail=b"\1\0\0\0\2\0\0\0\1\2"),
+        binary(ONE, tail=b"\1\0\0\0"),
+        binary(ONE, tail=bytes(9)),
+        binary(ONE, ONE, tail=bytes(16)),
+        binary(ONE, {**TWO, "data": [True, False]}, tail=bytes(10)),
+        binary(ONE, {**TWO, "parameters": {}, "data": [True, False]}, tail=bytes(8)),
+        binary({**ONE, "parameters": {"binary_data_size": -8}}, tail=bytes(8)),
+        binary({**ONE, "shape": [3]}, tail=bytes(8)),
+        binary({**ONE, "datatype": "BYTES", "shape": [1]}, tail=b"\4\0\0\0abcd"),
+        binary(ONE, tail=bytes(8), outputs=[{"name": "y", "parameters": {"binary_data": True}}]),
+        binary(ONE, tail=bytes(8), note="x" * 2000),
+        (b"{]" + bytes(8), "2"),
+        (b"{}", "3"),
+    ],
+)
+def test_a_head_that_came_before_says_the_same(request_: tuple[bytes, str]) -> None:
+    def told(known: bool) -> object:
+        try:
+            found = (question_known(*request_) if known else None) or read_question(*request_, [])
+        except RefusalError as error:
+            return error.status, str(error)
+        feeds = {name: (array.dtype, array.tolist()) for name, array in found.feeds.items()}
+        return feeds, found.outputs, found.id, found.binary, found.parameters
+
+    assert told(True) == told(True) == told(False)
+
+
+def test_a_head_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        data, header = binary({**ONE, "name": "once"}, tail=bytes([number, *bytes(7)]))
+        found = question_known(data, header)
+        assert found is not None and found.feeds["once"].tolist() == [[number, 0]]
+        monkeypatch.setattr(heads, "object_of", None)
+    assert question_known(b"{}", None) is None
+
+
+def sent_whole(address: str, *pieces: bytes) -> bytes:
+    """What a client gets that sends all it has before it reads, and then until the other side closes."""
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as made:
+        for piece in pieces:
+            made.sendall(piece)
+        return b"".join(iter(lambda: made.recv(1 << 16), b""))
+
+
+@pytest.mark.parametrize(
+    "how", ["Connection: close\r\nContent-Length: %d", "Transfer-Encoding: chunked\r\nConnection: close"]
+)
+def test_a_refusal_reaches_who_still_sends(how: str) -> None:
+    most = 1 << 17
+    body = b"x" * (64 * most)
+    with played(Played, body=most) as (found, client, _):
+        head = f"POST {URL} HTTP/1.1\r\nHost: a\r\n{how % len(body) if '%' in how else how}\r\n\r\n".encode()
+        first = b"%x\r\n" % len(body) if "chunked" in how else b""
+        for path in (head, head.replace(b"/infer", b"/nothing")):
+            answer = sent_whole(found.address, path, first, body)
+            assert b"\r\nconnection: close\r\n" in answer, answer
+            assert answer.startswith(b"HTTP/1.1 413 " if path is head else b"HTTP/1.1 404 ")
+        old = head.replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"Connection: close\r\n", b"")
+        if not first:
+            assert sent_whole(found.address, old, body).startswith(b"HTTP/1.1 413 ")
+        assert client.get(LIVE).status_code == 200
+
+
+def test_what_is_read_for_a_refusal_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_LINGER_BYTES", 1 << 20)
+    head = f"POST {URL} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {1 << 40}\r\n\r\n"
+    with played(Played, body=1) as (found, _, _):
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            sent_whole(found.address, head.encode(), *(b"x" * (1 << 20) for _ in range(64)))
+        monkeypatch.setattr(protocol, "_LINGER_SECONDS", 0.1)
+        host, port = found.address.split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as still:  # which sends nothing more
+            still.sendall(head.encode())
+            assert b" 413 " in b"".join(iter(lambda: still.recv(1 << 16), b""))
+            with pytest.raises(OSError, match=r"reset|pipe"):
+                for _ in range(600):
+                    still.sendall(b"x")
+                    time.sleep(0.05)
+
+
+def test_of_many_offers_of_another_protocol_none_is_copied_with_all_that_follow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fed: list[int] = []
+
+    class Counting(httptools.HttpRequestParser):
+        def feed_data(self, data: Any) -> None:
+            fed.append(0 if isinstance(data, memoryview) else len(data))
+            super().feed_data(data)
+
+    monkeypatch.setattr("httptools.HttpRequestParser", Counting)
+    one = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    last = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    with played(Played) as (found, _, _):
+        answers = sent_whole(found.address, one * 300 + last)
+    assert answers.count(b"HTTP/1.1 200 OK") == 301
+    assert len(one) * 200 < sum(fed) < len(one) * 300
+
+
+def test_nothing_private_of_uvicorn_is_replaced() -> None:
+    """Another version may not have it."""
+    own = {name for name in vars(protocol.Protocol) if name[0] == "_" and not name.startswith("__")}
+    assert not own & set(dir(HttpToolsProtocol))
 
 
 def test_much_in_little_is_bounded_while_it_is_unpacked() -> None:

@@ -28,8 +28,9 @@ from launcher.serving.batching import Batching
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.models import State
+from launcher.serving.parsing import protocol
 from launcher.serving.parsing.pace import LARGE
-from launcher.serving.server import Joined
+from launcher.serving.parsing.protocol import Joined
 from launcher.serving.tensor_model import AHEAD, TensorModel
 from launcher.serving.text_model import Speaking, TextModel
 from ranks.common.tensors import TensorSpec
@@ -51,7 +52,7 @@ def test_unloading_answers_who_waits(rows: int) -> None:
             assert gate.began.wait(30)
             until(lambda: model.waiting == 3 - AHEAD)
         else:
-            until(lambda: model._worker is not None and model.metrics.open._value.get() == 3)
+            until(lambda: model._worker is not None and model.metrics.under_way == 3)
         assert client.post(UNLOAD).status_code == 200
         answers = [one.result() for one in sent]
         assert [(one.status_code, "loaded" in one.text) for one in answers] == [(503, True)] * 3
@@ -211,7 +212,7 @@ class Long(Played):
 
 
 def test_who_takes_nothing_of_an_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_SLOW_SECONDS", 1.0)
+    monkeypatch.setattr(protocol, "SLOW_SECONDS", 1.0)
     sent = json.dumps({**ask(1), "parameters": {"binary_data_output": True}}).encode()
     with played(Long) as (found, _, model):
         host, port = found.address.split(":")

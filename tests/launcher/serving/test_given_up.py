@@ -23,6 +23,7 @@ from prometheus_client.exposition import generate_latest
 
 from launcher.errors import LaunchError
 from launcher.generation.options import GenerateOptions
+from launcher.serving import tensor_model
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.models import Repository, State
@@ -330,6 +331,40 @@ def test_names_that_nobody_checks_give_no_more_turns() -> None:
         gate.open.set()
         assert [one.result() for one in sent] == [200] * 6
     assert gate.seen == [1, 2, 3, 10, 4, 5]
+
+
+def test_more_runs_are_on_their_way_where_many_in_a_row_came_back_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = Gate()
+
+    async def most_under_way(model: TensorModel) -> int:
+        gate.open.clear()
+        asking = [asyncio.create_task(model.predict(FEEDS, client="")) for _ in range(AHEAD + 4)]
+        while len(model._runs) + model.waiting < len(asking):
+            await asyncio.sleep(0)
+        found = len(model._runs)
+        gate.open.set()
+        await asyncio.gather(*asking)
+        return found
+
+    async def work() -> list[int]:
+        model = made(gate)
+        await model.load()
+        found = [await most_under_way(model)]
+        for soon in (10**18, 0):
+            monkeypatch.setattr(tensor_model, "_QUICK_NS", soon)
+            for _ in range(tensor_model._STEADY):
+                await model.predict(FEEDS, client="")
+            found.append(await most_under_way(model))
+        await model.unload()
+        return found
+
+    try:
+        monkeypatch.setattr(tensor_model, "_QUICK_NS", 0)
+        assert ran(work()) == [AHEAD, AHEAD + tensor_model._MORE, AHEAD]
+    finally:
+        gate.open.set()
 
 
 def test_what_waits_for_a_version_is_told_while_another_ends() -> None:

@@ -447,7 +447,7 @@ def test_a_text_ends_with_its_time(stream: tuple[Any, Stream], server: Running) 
 
 
 def test_a_text_ends_with_its_client(server: Running) -> None:
-    open_before = server.context.metrics.open._value.get()
+    open_before = server.context.metrics.under_way
     sampling = json.dumps({"max_tokens": 64, "ignore_eos": True})
     tiny = server.context.repository.models["tiny"]
     before = tiny.numbers.succeeded
@@ -457,7 +457,7 @@ def test_a_text_ends_with_its_client(server: Running) -> None:
             own.async_stream_infer("tiny", prompt("hello", stream=True, sampling_parameters=sampling))
         assert stream.next()[1] is None
         own.stop_stream(cancel_requests=True)
-    until(lambda: server.context.metrics.open._value.get() <= open_before)
+    until(lambda: server.context.metrics.under_way <= open_before)
     assert tiny.numbers.succeeded - before < 8, "all texts were written to their ends"
 
 

@@ -36,6 +36,7 @@ from launcher.serving.grpc.schema import HEALTH, SERVICE
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.models import Repository, State
+from launcher.serving.parsing import protocol
 from launcher.serving.server import Listening
 from launcher.serving.tensor_model import TensorModel
 from ranks.common.tensors import TensorSpec
@@ -104,7 +105,7 @@ class Answers:
 
 def open_of(found: Running) -> float:
     """Calls under way."""
-    return found.context.metrics.open._value.get()
+    return found.context.metrics.under_way
 
 
 def occupy(found: Running, client: Any, model: TensorModel, gate: Gate, **how: Any) -> int:
@@ -416,7 +417,7 @@ def until_closed(connection: socket.socket) -> bytes:
 
 
 def test_slow_silent_and_busy_clients_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SLOW_SECONDS", 0.5)
+    monkeypatch.setattr(protocol, "SLOW_SECONDS", 0.5)
 
     class Large(Played):
         def predict(self, feeds: Any) -> Any:

@@ -119,7 +119,7 @@ def test_streams_that_cannot_begin_end_their_request() -> None:
         yield b"x"
 
     async def handler(call: Call) -> Response:
-        call.closing.callback(ended.append, call.id)
+        call.closing.append(lambda: ended.append(call.id))
         return StreamingResponse(pieces())
 
     async def receive() -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="what serving needs is not installed")
 
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, LaunchError
 from launcher.job.cache import sliced
 from launcher.job.job import Job
 from launcher.serving import opening
@@ -19,6 +19,7 @@ from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.opening import Offer, repository_of
 from launcher.serving.options import ModelOptions
+from launcher.serving.server import Listening
 from launcher.serving.tensor_model import TensorModel
 from launcher.serving.text_model import TextModel
 from tests.launcher.serving.encoders_made import save_encoder, save_folder
@@ -98,3 +99,11 @@ def test_each_graph_of_a_language_model_too(monkeypatch: pytest.MonkeyPatch) -> 
     made = opening.language_model(Job(model=Path("m"), log_dir=Path("logs")), None)
     assert made.groups == ["group", "group"]
     assert begun == [Path("logs/encoder"), Path("logs/decoder")]
+
+
+def test_a_port_is_one_servers_before_it_answers() -> None:
+    """Models take a while to load: two servers of one port must not both begin to."""
+    with Listening(port=0).socket() as first:
+        port = first.getsockname()[1]
+        with pytest.raises(LaunchError, match=f"--port {port}: this address cannot be used"):
+            Listening(port=port).socket()

@@ -512,8 +512,9 @@ def test_a_program_that_a_host_lacks_is_named(flavour: str) -> None:
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_only_what_a_rank_of_the_job_shares_is_removed(ours: bool) -> None:
+def test_only_what_a_rank_of_the_job_shares_is_removed(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its number may be another process's by now, and that one's file another job's."""
+    read: list[int] = []
     mark = f"SHARDRUN_JOB={uuid.uuid4().hex}"
     path = Path(f"/dev/shm/mpich_shm_{os.getpid()}")
     path.write_bytes(b"x" * 4096)
@@ -529,6 +530,8 @@ def test_only_what_a_rank_of_the_job_shares_is_removed(ours: bool) -> None:
     try:
         assert rank.stdout is not None and rank.stdout.readline()
         assert handle.lost_host([rank.pid], []) == ""
+        monkeypatch.setattr("launcher.starters.mpi.handle.mpich_files", read.append)
+        assert handle.lost_host([rank.pid], []) == "" and read == [rank.pid] * (not ours)
         rank.kill()
         rank.wait()
         handle.close()

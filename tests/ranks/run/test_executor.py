@@ -581,6 +581,33 @@ def test_bfloat16_in_a_plain_model(tmp_path: Path) -> None:
         np.testing.assert_array_equal(output, -x)
 
 
+def test_strings_beside_bfloat16(tmp_path: Path) -> None:
+    import ml_dtypes
+
+    nodes = [
+        node("Cast", ["text"], ["a"], to=1),
+        node("Cast", ["x"], ["b"], to=1),
+        node("Add", ["a", "b"], ["c"]),
+        node("Cast", ["c"], ["y"], to=16),
+        node("Cast", ["y"], ["z"], to=1),
+        node("AllReduce", ["z"], ["w"]),
+        node("Cast", ["w"], ["v"], to=16),
+    ]
+    inputs, dtype = [value("text", ["n"], 8), value("x", ["n"], 16)], ml_dtypes.bfloat16
+    feeds = [{"text": np.array(["1", "2"]), "x": np.array([0.5, 4], dtype)}] * 3
+    expected = np.array([1.5, 6], dtype)
+    loaded = executor.load(save([model(nodes[:5], inputs, ["y", "z"])], tmp_path)[0])
+    for feed in feeds:
+        y, z = loaded.run(feed)
+        assert loaded.outputs[0].dtype == y.dtype == dtype and z.dtype == np.float32
+        assert y.tolist() == z.tolist() == expected.tolist()
+    paths = save([model(nodes, inputs, ["y", "v", "text"])] * 2, tmp_path)
+    for results in run_all(paths, feeds):
+        for y, v, text in results:
+            assert y.dtype == v.dtype == dtype and text.tolist() == ["1", "2"]
+            assert y.tolist() == expected.tolist() and v.tolist() == [3, 12]
+
+
 @pytest.mark.parametrize("group", [False, True])
 def test_fixed_dimensions_can_be_changed(group: bool, tmp_path: Path) -> None:
     def fixed(item: onnx.ModelProto) -> onnx.ModelProto:

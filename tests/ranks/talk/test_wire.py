@@ -353,6 +353,26 @@ def test_unused_areas_are_closed() -> None:
     one.close()
 
 
+def test_a_descriptor_is_closed_once_though_two_threads_are_about_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two its number may have become that of a connection of somebody else."""
+    reader, closed, close = area.Reader(), [], os.close
+    made = [os.memfd_create("area", os.MFD_ALLOW_SEALING) for _ in range(2)]
+
+    def closing(descriptor: int) -> None:
+        closed.append(descriptor)
+        close(descriptor)
+        for number in (1, 2):  # what another thread does with a message meanwhile
+            with pytest.raises(ValueError, match="its area"):
+                reader._open(number * area.SLOTS)
+
+    reader.take(made)
+    monkeypatch.setattr("ranks.talk.area.os.close", closing)
+    reader.close()
+    late = os.memfd_create("late")
+    reader.take([late])  # by a thread that was about to
+    assert sorted(closed) == sorted([*made, late])
+
+
 def test_messages_in_different_slots_lie_apart() -> None:
     """The tensors of one are on loan while the next comes; each slot's area grows by itself."""
     one, two = socket.socketpair()
