@@ -78,6 +78,7 @@ class MpirunHandle(ProgramHandle):
         self._said = ""
         self._reported = self._blamed = self._cut = False
         self._shared: set[str] = set()
+        self._held: dict[int, set[str]] = {}
         self._shown: set[int] = set()
         super().__init__("mpirun", command, environment, kept=kept)
         self._ways = Ways(self._job)
@@ -136,14 +137,16 @@ class MpirunHandle(ProgramHandle):
         begun."""
         if self._flavour in OPEN_MPI:
             return ""
-        # Asked every second, while others wait: of a rank that has shown its files no more is read.
+        # Asked every second, while others wait: what has shown the same files twice is read no more.
         for pid in set(here) - self._shown if mpich_left() else ():
             held = mpich_files(pid)
             # Afterwards: what has its number by then may be another process, and another's file.
             with contextlib.suppress(OSError):
                 if held and marked(pid, self._job):
                     self._shared |= held
-                    self._shown.add(pid)
+                    if self._held.get(pid) == held:
+                        self._shown.add(pid)
+                    self._held[pid] = held
         return self._ways.lost(awaited) if awaited else ""
 
     def cut_off(self, rank: int) -> None:
