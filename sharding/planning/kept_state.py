@@ -32,7 +32,8 @@ def solve_with_state(
     needed = count_collectives(source, graph, found, world)
     # In parts, or as it lies now: what is free to end anywhere ends in parts, though what reads it in the
     # next step wants it whole. What is demanded stands in the graph's options by now.
-    for held in (wanted, place(source, graph, found, world)):
+    lies = place(source, graph, found, world)
+    for held in (wanted, lies) if lies != wanted else (wanted,):
         again = settle(source, graph, solve(source, graph, world, whole=whole, held=held), world)
         if count_collectives(source, graph, again, world) < needed:
             return again

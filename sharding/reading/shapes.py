@@ -247,7 +247,7 @@ class _Completion:
         if node.outputs[0].dtype is not None and node.outputs[0].dtype.name not in _FOLLOWED:
             return None
         known = [self._known_elements(value) for value in node.inputs]
-        if node.op_type == "Concat":  # of one whose elements are not known it may be known how many there are
+        if node.op_type == "Concat":  # the elements of an input may be unknown while their number is known
             counts = [_vector_length(value) or 0 for value in node.inputs]
             known = [
                 np.full(count, None, object) if found is None and count in _COUNTS else found

@@ -45,11 +45,16 @@ def quantized_lstm(node: NodeView) -> list[Option]:
     return _directions(node, (1, 2, 3, 7, 8, 9, 10, 11), 0, (1, 0, 0))
 
 
+def reads_both_ways(node: NodeView) -> bool:
+    """Whether a recurrent node reads its input from both ends."""
+    return node.attributes.get("direction") in ("bidirectional", b"bidirectional")
+
+
 def _directions(
     node: NodeView, weights: Sequence[int], state_axis: int, out_axes: tuple[int, ...]
 ) -> list[Option]:
     """The first half of the ranks computes the forward direction, the second half the other one."""
-    if node.attributes.get("direction", "forward") not in ("bidirectional", b"bidirectional"):
+    if not reads_both_ways(node):
         return []
     if node.world % 2:
         return []

@@ -14,6 +14,7 @@ from functools import partial
 
 from sharding.onnx_files.attributes import integer
 from sharding.rules.base import RULES, Dim, Emit, Emitter, NodeView, Option, Values
+from sharding.rules.recurrent import reads_both_ways
 from sharding.slices.placement import Partial, Placement, Split
 
 HEADS = ("kv_num_heads", "num_heads", "q_num_heads")
@@ -37,13 +38,13 @@ def copied_lengths(nodes: Iterable[NodeView]) -> Lengths:
     the ranks do.
     """
     nodes = list(nodes)
-    both_ways = any(_both_ways(view) for view in nodes)
+    both_ways = any(reads_both_ways(view) for view in nodes)
     views = [
         view
         for view in nodes
         if view.op_type == "Reshape"
         or _heads(view)
-        or _both_ways(view)
+        or reads_both_ways(view)
         or (both_ways and view.op_type in LAYOUT)
     ]
     found: Lengths = {}
@@ -69,12 +70,8 @@ def _heads(view: NodeView) -> list[int]:
     return [integer(view.attributes, name) for name in HEADS if isinstance(view.attributes.get(name), int)]
 
 
-def _both_ways(view: NodeView) -> bool:
-    return view.attributes.get("direction") in {"bidirectional", b"bidirectional"}
-
-
 def _short_axes(view: NodeView) -> list[int]:
-    if _both_ways(view):
+    if reads_both_ways(view):
         return [DIRECTIONS]
     axes = [] if view.op_type != "Reshape" else view.output_shapes[0] or ()
     return [length for length in (*axes, *_heads(view)) if isinstance(length, int) and length > 1]
