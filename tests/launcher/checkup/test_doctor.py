@@ -299,8 +299,10 @@ def test_what_the_network_has(monkeypatch: pytest.MonkeyPatch) -> None:
     both = Finding("ok", f"ports can be had; {host} is 10.0.0.7, 127.0.1.1")
     assert found("network", Asked(table)) == [both]
 
+    refused: set[str] = set()
+
     class Full:
-        """A socket of which no address on the network may be had."""
+        """A socket for which some addresses cannot be had."""
 
         def __enter__(self) -> Full:
             return self
@@ -314,7 +316,8 @@ def test_what_the_network_has(monkeypatch: pytest.MonkeyPatch) -> None:
         def listen(self, backlog: int) -> None: ...
 
     monkeypatch.setattr(network.socket, "socket", Full)
-    for refused, where in (({""}, "all interfaces"), ({"127.0.0.1", ""}, "127.0.0.1")):
+    for address, where in (("", "all interfaces"), ("127.0.0.1", "127.0.0.1")):
+        refused.add(address)
         assert [one.what for one in found("network")] == [f"no port can be had on {where} (taken)"]
 
 

@@ -200,6 +200,7 @@ def test_pbs_and_lsf(tmp_path: Path) -> None:
         ([("a", 1), ("b", 3)], 4, [("a", 1), ("b", 3)]),
         ([("a", None), ("b", None)], 5, [("a", 3), ("b", 2)]),
         ([("a", 2), ("b", 2)], 1, [("a", 1)]),
+        ([("a", None), ("b", 1)], 5, [("a", 4), ("b", 1)]),
     ],
 )
 def test_ranks_are_spread_over_all_hosts(
