@@ -29,7 +29,7 @@ FOLDER = Path("/jobs")
         (Kind("a name"), ["a", LONG], ["", LONG + "x", "a\0", 3]),
         (Switch(), [True, False], [1, 0, "true", None]),
         (WORD, ["on", "true", True], ["off", 1, False]),
-        (Pairs(values.parse_dims, Whole(0, 5), "sizes"), [{}, {"a": 0, "b": 5}], [{"a": 0, "b": 6}, [1], "a=1"]),
+        (Pairs(values.parse_dims, Whole(0, 5), "x"), [{}, {"a": 0, "b": 5}], [{"a": 0, "b": 6}, [1], "a=1"]),
     ],
 )  # fmt: skip
 def test_what_a_job_file_may_hold(kind: Kind[Any], right: list[Any], wrong: list[Any]) -> None:

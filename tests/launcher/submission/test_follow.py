@@ -145,7 +145,7 @@ def test_a_job_that_is_cancelled(clock: Clock, caplog: pytest.LogCaptureFixture)
 
 
 def test_lines_of_files_that_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole lines as they come; what has no end at the end, or where it is too long; a file may begin anew."""
+    """Whole lines as they come; one without end at last, or where it is too long; a file may begin anew."""
     monkeypatch.setattr(tails, "_CHUNK", 4)
     monkeypatch.setattr(tails, "_LONGEST_LINE", 8)
     tail = FileTail(
