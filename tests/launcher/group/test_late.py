@@ -9,6 +9,7 @@ import pytest
 
 from launcher.group.late import late, say_who_is_awaited
 
+LOOK = "look at the hosts, or allow more time (--timeout)."
 SSH = (
     "mpirun starts the ranks over ssh on n1, n2: see that `ssh n1` connects without a question and that this "
     "program is installed there, or allow more time (--timeout)."
@@ -18,8 +19,8 @@ SSH = (
 @pytest.mark.parametrize(
     ("missing", "far", "text"),
     [
-        ([], ["n1"], "x within 2.5 s: look at the hosts, or allow more time (--timeout)."),
-        ([3], [], "x within 2.5 s; nothing was heard of rank 3: look at the hosts, or allow more time (--timeout)."),
+        ([], ["n1"], f"x within 2.5 s: {LOOK}"),
+        ([3], [], f"x within 2.5 s; nothing was heard of rank 3: {LOOK}"),
         ([1, 3], ["n1", "n2"], f"x within 2.5 s; nothing was heard of ranks 1, 3: {SSH}"),
     ],
 )  # fmt: skip
