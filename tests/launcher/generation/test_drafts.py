@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from launcher.group import language
 from launcher.job.job import Job
 from launcher.tasks import generation
 from launcher.tasks.prompts import Prompts
+from tests.launcher.processes import wait_until
 
 MODEL, DRAFT = Path("large"), Path("small")
 
@@ -82,6 +85,29 @@ def test_a_draft_has_one_rank_and_logs_of_its_own(begun: list[Group], tmp_path: 
     begun.clear()
     language.load_language_model(MODEL, logs=logs)
     assert [(one.how["ranks"], one.how["logs"]) for one in begun] == [(1, logs)]
+
+
+def test_a_model_that_nobody_has_ends_in_a_thread_of_its_own(
+    begun: list[Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever drops it may hold what the end of its ranks waits for."""
+    ended: list[int] = []
+
+    @contextlib.contextmanager
+    def start(path: Path, **how: Any) -> Iterator[Group]:
+        try:
+            yield Group(path, how)
+        finally:
+            ended.append(threading.get_ident())
+
+    monkeypatch.setattr(language, "start_group", start)
+    model = language.load_language_model(MODEL)
+    del model
+    gc.collect()
+    assert wait_until(lambda: len(ended) == 1, 20)
+    assert threading.get_ident() not in ended
+    language.load_language_model(MODEL).close()
+    assert ended[1:] == [threading.get_ident()]
 
 
 def test_a_command_goes_on_only_where_both_are_there(

@@ -1,6 +1,7 @@
 """What is said of state: of a plan and of a slice folder alike, as text, as JSON and on the page."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,10 @@ def test_a_plan_and_its_slices_say_the_same(tmp_path: Path, mesh: str, said: str
 def test_a_model_without_state_says_nothing(tmp_path: Path) -> None:
     planned = of_plan(sharding.plan_model(graphs.mlp(tmp_path / "mlp.onnx"), 2), {})
     assert planned.state is None and "state" not in planned.to_json() and ">state<" not in render(planned)
+    assert "reason" not in planned.to_json()
+    chosen = replace(planned, reason="it is the quickest")
+    assert chosen.to_json()["reason"] == "it is the quickest"
+    assert {key: text for key, text in chosen.to_json().items() if key != "reason"} == planned.to_json()
 
 
 def test_bytes_of_caches_and_of_states() -> None:

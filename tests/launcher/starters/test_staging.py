@@ -336,6 +336,17 @@ def test_nobody_else_connects_once_it_is_there(tmp_path: Path, monkeypatch: pyte
             stranger.close()
 
 
+def test_a_channel_that_ends_in_the_middle(folder: Path, tmp_path: Path) -> None:
+    (copy, _) = needed(folder, TABLE)
+    have = {"have": {file.file: file.bytes for file in copy.files}}
+    (tmp_path / "said").write_text(json.dumps(have) + "\n")
+    with pytest.raises(LaunchError) as caught:
+        send(folder, tmp_path / "there", Channel(f"cat {tmp_path / 'said'}; echo oh >&2; exit 3 #"))
+    assert "is gone: channel ended with exit code 3 while files were copied there (3.15 MB of 3.15 MB" in str(
+        caught.value
+    )
+
+
 def test_a_channel_that_cannot_begin(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(LaunchError) as caught:
         send(folder, tmp_path / "there", Channel("echo No route to it >&2; exit 255;"))
