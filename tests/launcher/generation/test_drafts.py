@@ -11,10 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from launcher.common.logs import Logs
 from launcher.generation.options import GenerateOptions
+from launcher.generation.scoring import Scores
+from launcher.generation.speculation import Draft, Guess, _settle
 from launcher.group import language
 from launcher.job.job import Job
 from launcher.tasks import generation
@@ -167,3 +170,47 @@ def test_what_is_wrong_with_a_draft_is_said_before_anything_starts(
     task = generation.Task(MODEL, GenerateOptions(), Prompts(file="-"), draft=DRAFT)
     assert generation.read(Job(model=MODEL), task) == Folder(MODEL)
     assert asked == [MODEL, DRAFT] and checked == [MODEL / "model.onnx"]
+
+
+def test_a_draft_reads_its_prompt_in_parts() -> None:
+    """As the model itself does, which bounds memory; and only what it has not read, or had read wrong."""
+    read: list[list[int]] = []
+
+    class Reading:
+        """A sequence whose likeliest token is always 3."""
+
+        def rewind(self, length: int) -> None:
+            read.append([-length])
+
+        def step(self, ids: Any, *, every: bool = False) -> Any:
+            read.append(ids.tolist())
+            return np.eye(8, dtype=np.float32)[[3] * len(ids)] if every else np.eye(8, dtype=np.float32)[[3]]
+
+    decoder: Any = SimpleNamespace(sequence=Reading, vocabulary=8, context=9)
+    sample: Any = SimpleNamespace(options=GenerateOptions(temperature=0.0))
+    draft = Draft(decoder, sample, np.array([1]), 2)
+    assert [guess.id for guess in draft.guess([1, 2, 4, 5, 6], 2)] == [3, 3]
+    assert read == [[0], [1, 2], [4, 5], [6], [3]]
+    read.clear()
+    assert len(draft.guess([1, 2, 4, 5, 6, 3, 7], 9)) == 2  # no more than fit
+    assert read[:2] == [[-6], [7]]
+    assert draft.guess(list(range(9)), 1) == []
+
+
+def test_a_guess_changes_no_probability() -> None:
+    """Where guesses are drawn by other probabilities, what comes is drawn by the model's own all the same."""
+    wanted, guessed = np.array([0.5, 0.35, 0.15]), np.array([0.15, 0.25, 0.6])
+    options = GenerateOptions(temperature=1.0).sampling
+    row, count, accepted = Scores(np.log(wanted).astype(np.float32)), np.zeros(3), 0
+    drawn = np.random.default_rng(0).choice(3, 1000, p=guessed)
+    for seed, token in enumerate(drawn.tolist()):
+        sample: Any = SimpleNamespace(
+            options=SimpleNamespace(sampling=options), seed=seed, number=0, ids=[],
+            penalties=SimpleNamespace(apply=lambda values, ids: values),
+        )  # fmt: skip
+        found, right = _settle(sample, row, Guess(token, guessed))
+        count[found] += 1
+        accepted += right
+        assert not right or found == token
+    np.testing.assert_allclose(count / len(drawn), wanted, atol=0.05)
+    assert abs(accepted / len(drawn) - np.minimum(wanted, guessed).sum()) < 0.05

@@ -36,6 +36,10 @@ def test_a_plan_and_its_slices_say_the_same(tmp_path: Path, mesh: str, said: str
     manifest = sharding.slice_model(model, asked.size, tmp_path / "slices", options=options)
     sliced = of_slices(tmp_path / "slices", manifest, {})
     assert planned.state == sliced.state and planned.state is not None
+    assert sliced.to_json()["micro_batches"] == manifest.micro_batches
+    assert (
+        of_slices(tmp_path / "slices", replace(manifest, micro_batches=4), {}).to_json()["micro_batches"] == 4
+    )
     assert planned.state.text() == said
     data = json.loads(json.dumps(planned.to_json()))["state"]
     assert data["pairs"] == 6 and data["token_bytes"] == 384 and data["fixed_bytes"] == 0

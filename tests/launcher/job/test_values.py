@@ -10,6 +10,7 @@ import pytest
 
 from launcher.errors import ConfigError
 from launcher.job import values
+from launcher.job.options import OPTIONS
 from launcher.job.values import Choice, Files, Kind, Number, Pairs, Seconds, Several, Switch, Text, Whole
 
 WORD = Choice(("on", "true"))
@@ -66,6 +67,19 @@ def test_what_a_flag_may_say(kind: Kind[Any], right: dict[str, Any], wrong: list
         with pytest.raises(ConfigError, match="expected ") as caught:
             kind.parse(text)
         assert len(str(caught.value)) < 200
+
+
+def test_the_ranges_of_the_jobs_own_options() -> None:
+    """As messages have them: a number more or less is refused."""
+    found = {
+        name: (option.kind.low, option.kind.high)
+        for name, option in OPTIONS.items()
+        if isinstance(option.kind, Whole)
+    }
+    assert found == {
+        "ranks": (1, 4096), "nodes": (1, 4096), "gpus": (0, 64), "threads": (1, 1024),
+        "micro_batches": (1, 65536), "seed": (0, 2**63 - 1), "repeat": (1, 10**9),
+    }  # fmt: skip
 
 
 def test_ranges_are_said_as_they_are() -> None:
