@@ -10,6 +10,7 @@ import pytest
 
 from launcher.errors import ConfigError
 from launcher.job import values
+from launcher.job.job import Job
 from launcher.job.options import OPTIONS
 from launcher.job.values import Choice, Files, Kind, Number, Pairs, Seconds, Several, Switch, Text, Whole
 
@@ -80,6 +81,15 @@ def test_the_ranges_of_the_jobs_own_options() -> None:
         "ranks": (1, 4096), "nodes": (1, 4096), "gpus": (0, 64), "threads": (1, 1024),
         "micro_batches": (1, 65536), "seed": (0, 2**63 - 1), "repeat": (1, 10**9),
     }  # fmt: skip
+
+
+def test_switches_are_off_and_numbers_are_not_given() -> None:
+    switches = [name for name, option in OPTIONS.items() if isinstance(option.kind, Switch)]
+    assert len(switches) > 3 and not [name for name in switches if getattr(Job(), name)]
+    numbers = [name for name, option in OPTIONS.items() if isinstance(option.kind, Whole | Number)]
+    assert {name: getattr(Job(), name) for name in numbers if getattr(Job(), name) is not None} == {
+        "repeat": 1
+    }
 
 
 def test_ranges_are_said_as_they_are() -> None:
