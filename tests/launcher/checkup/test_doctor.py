@@ -284,6 +284,34 @@ def test_few_of_anything_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert unknown.level == "warn" and "is not known here" in unknown.what and "/etc/hosts" in unknown.advice
 
 
+def test_how_much_is_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """At the edge between what is told of and what is not, and below it."""
+    for files, level in ((255, "fail"), (256, "warn"), (1023, "warn"), (1024, "ok")):
+        monkeypatch.setattr(
+            limits.resource, "getrlimit",
+            lambda number, files=files: (files if number == resource.RLIMIT_NOFILE else -1, -1),
+        )  # fmt: skip
+        assert found("limits")[0].level == level, files
+    monkeypatch.setattr(memory, "memory_limit", lambda: None)
+    for free, level in (((1 << 30) - 1, "warn"), (1 << 30, "ok"), (None, "ok")):
+        monkeypatch.setattr(memory, "free_memory", lambda free=free: free)
+        assert found("memory")[0].level == level
+    for free, level in (
+        ((32 << 20) - 1, "fail"),
+        (32 << 20, "warn"),
+        ((1 << 30) - 1, "warn"),
+        (1 << 30, "ok"),
+    ):
+        usage = shutil._ntuple_diskusage(2 << 30, (2 << 30) - free, free)
+        monkeypatch.setattr(memory.shutil, "disk_usage", lambda folder, usage=usage: usage)
+        assert memory.shared(str(tmp_path)).level == level
+    seen = len(os.sched_getaffinity(0))
+    monkeypatch.setattr(cores.os, "cpu_count", lambda: seen)
+    for quota, expected in ((seen, ["ok"]), (seen - 0.5, ["warn"]), (None, ["ok"]), (0.99, ["warn", "fail"])):
+        monkeypatch.setattr(cores, "cpu_quota", lambda quota=quota: quota)
+        assert levels(found("cores")) == expected or (quota == seen - 0.5 and seen == 1)
+
+
 def test_what_the_network_has(monkeypatch: pytest.MonkeyPatch) -> None:
     table = make_rank_table([("10.9.9.9", 1)])
     known: list[str] = []
