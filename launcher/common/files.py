@@ -139,7 +139,9 @@ PIPE_SECONDS = 30.0
 def read_at_most(path: Path, most: int) -> bytes:
     """The first bytes of a file or of a pipe, as a secret may come through. Raises `OSError`, also where
     nobody writes into the pipe."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb", 0) as file:
+    # A terminal is not to become this process's: one that has none, such as a server, would end with it.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    with os.fdopen(os.open(path, flags), "rb", 0) as file:
         arrived = select.poll()
         piped = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
         os.set_blocking(file.fileno(), True)  # a person at a terminal takes time

@@ -66,7 +66,7 @@ def parse_time(text: str) -> int:
         numbers = [0, *numbers, *[0] * (2 - len(numbers))]
     hours, minutes, seconds = numbers
     total = int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
-    if total < 1 or max(numbers[1:] if len(rest) > 1 and rest[1] else [0]) > 59:
+    if total < 1 or any(int(part) > 59 for part in rest[1:] if part is not None):
         raise ConfigError(f"expected a time above 0 as {_TIME_FORMS}, found {text[:40]!r}")
     return total
 

@@ -42,7 +42,9 @@ def read_arrays(flag: str, path: Path) -> dict[str, Array]:
     except Exception as error:
         damaged = not isinstance(error, OSError) or isinstance(error, zipfile.BadZipFile)
         reason = None if damaged else getattr(error, "strerror", None)
-        if "allow_pickle" in str(error):
+        if "allow_pickle" in str(error) and zipfile.is_zipfile(
+            path
+        ):  # else NumPy takes any file for a pickle
             reason = "an array in it holds Python objects, which are never unpickled: save numbers or text"
         raise ConfigError(f"{flag} {path}: {reason or 'it is no NumPy archive (.npz)'}") from None
 

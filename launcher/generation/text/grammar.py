@@ -112,7 +112,10 @@ class _Vocabulary:
         """The ids of a text that stands within another one: at the beginning many tokenizers add a space."""
         found = self._tokenizer.ids(_MARK + text, special=False)
         own, known = found[len(self._begin) :], text.encode()
-        if found[: len(self._begin)] == self._begin and b"".join(self.tokens[one] for one in own) == known:
+        whole = (
+            found[: len(self._begin)] == self._begin and b"".join(self.tokens[one] for one in own) == known
+        )
+        if whole and self._tokenizer.special.isdisjoint(own):  # a special token's name in a text is text
             return own
         return self._by_length(known)
 

@@ -109,7 +109,7 @@ class Kubernetes(JobSystem):
         if "AlreadyExists" in str(error):
             raise LaunchError(
                 f"{error} Remove that job and its service (`kubectl delete {self._kind},service "
-                f"{submission.name}`), or give another name with --name."
+                f"{' '.join([submission.name, *self._where])}`), or give another name with --name."
             )
         raise error
 

@@ -18,7 +18,7 @@ import pytest
 
 from launcher.checkup import base, far
 from launcher.checkup.base import CHECKS, REGISTRY, Asked, Check, Finding
-from launcher.checkup.checks import cores, hosts, limits, memory, mpi, network
+from launcher.checkup.checks import cores, gpus, hosts, limits, memory, mpi, network
 from launcher.common import programs as asking
 from launcher.job.rank_table import make_rank_table
 from tests.launcher import processes
@@ -106,6 +106,8 @@ def test_cards_and_their_links(programs: Programs) -> None:
     assert links == Finding("ok", "links: NV18 (1)")
     programs(nvidia_smi=text.format(topology.format("SYS"), row.format(4), row.format(4)))
     assert levels(found("gpus")) == ["ok", "warn"]
+    programs(nvidia_smi=text.format(topology.format("SYS"), row.format(1024), row.format(1025)))
+    assert [finding.what for finding in found("gpus")][1:] == ["in use: 1", "links: SYS (1)"]
     programs(nvidia_smi="echo 'NVML: Driver/library version mismatch'; exit 18")
     (failed,) = found("gpus")
     assert failed.level == "fail" and "version mismatch" in failed.what
@@ -114,6 +116,17 @@ def test_cards_and_their_links(programs: Programs) -> None:
 def test_npus(programs: Programs) -> None:
     programs(npu_smi="printf '\\tCard Count : 2\\n\\n\\tNPU ID : 0\\n\\tNPU ID : 1\\n'")
     assert found("gpus") == [Finding("ok", "2 Ascend NPUs")]
+    programs(npu_smi="printf '\\tNPU ID : 0\\n'; echo 'dcmi is not there' >&2; exit 1")
+    assert found("gpus") == [Finding("fail", "1 Ascend NPU", "npu-smi says: dcmi is not there")]
+    programs(npu_smi="echo 'no card'")
+    assert found("gpus") == [Finding("fail", "0 Ascend NPUs", "npu-smi says: no card")]
+
+
+def test_no_card_at_all(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus.os.path, "exists", lambda path: False)
+    assert found("gpus") == [Finding("ok", "none; ranks compute on the CPU")]
+    monkeypatch.setattr(gpus.os.path, "exists", lambda path: path == "/dev/nvidiactl")
+    assert [one.what for one in found("gpus")][:1] == ["a driver of NVIDIA's, but no nvidia-smi"]
 
 
 def test_what_hangs_is_ended_with_all_that_it_started(
@@ -206,6 +219,19 @@ def test_hosts_and_their_clocks(programs: Programs) -> None:
     assert one.level == "fail" and "Permission denied" in one.what and "without a question" in one.advice
 
 
+def test_hosts_of_which_ssh_says_nothing(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Asked(make_rank_table([("10.9.9.9", 1)]))
+    assert found("hosts", asked) == [
+        Finding("fail", "10.9.9.9: there is no ssh here", "install an ssh client")
+    ]
+    monkeypatch.setattr(asking, "PROGRAM_SECONDS", 0.1)
+    programs(ssh="sleep 1000")
+    (silent,) = found("hosts", asked)
+    assert silent.level == "fail" and silent.what == "10.9.9.9: `ssh` gave no answer within 0.1 s"
+
+
 def test_slurm_that_is_there_and_that_is_not(programs: Programs) -> None:
     programs(sinfo="echo 'debug* 2 idle'", srun="echo 'MPI plugin types are...'; echo none; echo pmix")
     assert found("slurm") == [Finding("ok", "debug: 2 idle; srun --mpi: none, pmix")]
@@ -256,6 +282,71 @@ def test_few_of_anything_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(network.socket, "getaddrinfo", refuse)
     (unknown,) = found("network")
     assert unknown.level == "warn" and "is not known here" in unknown.what and "/etc/hosts" in unknown.advice
+
+
+def test_how_much_is_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """At the edge between what is told of and what is not, and below it."""
+    for files, level in ((255, "fail"), (256, "warn"), (1023, "warn"), (1024, "ok")):
+        monkeypatch.setattr(
+            limits.resource, "getrlimit",
+            lambda number, files=files: (files if number == resource.RLIMIT_NOFILE else -1, -1),
+        )  # fmt: skip
+        assert found("limits")[0].level == level, files
+    monkeypatch.setattr(memory, "memory_limit", lambda: None)
+    for free, level in (((1 << 30) - 1, "warn"), (1 << 30, "ok"), (None, "ok")):
+        monkeypatch.setattr(memory, "free_memory", lambda free=free: free)
+        assert found("memory")[0].level == level
+    for free, level in (
+        ((32 << 20) - 1, "fail"),
+        (32 << 20, "warn"),
+        ((1 << 30) - 1, "warn"),
+        (1 << 30, "ok"),
+    ):
+        usage = shutil._ntuple_diskusage(2 << 30, (2 << 30) - free, free)
+        monkeypatch.setattr(memory.shutil, "disk_usage", lambda folder, usage=usage: usage)
+        assert memory.shared(str(tmp_path)).level == level
+    seen = len(os.sched_getaffinity(0))
+    monkeypatch.setattr(cores.os, "cpu_count", lambda: seen)
+    for quota, expected in ((seen, ["ok"]), (seen - 0.5, ["warn"]), (None, ["ok"]), (0.99, ["warn", "fail"])):
+        monkeypatch.setattr(cores, "cpu_quota", lambda quota=quota: quota)
+        assert levels(found("cores")) == expected or (quota == seen - 0.5 and seen == 1)
+
+
+def test_what_the_network_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = make_rank_table([("10.9.9.9", 1)])
+    known: list[str] = []
+    monkeypatch.setattr(
+        network.socket, "getaddrinfo", lambda *_: [(0, 0, 0, "", (address, 0)) for address in known]
+    )
+    host = os.uname().nodename
+    known[:] = ["127.0.1.1"]
+    only = f"ports can be had; {host} is 127.0.1.1 only"
+    assert [(one.level, one.what) for one in found("network")] == [("ok", only)]
+    assert [(one.level, one.what) for one in found("network", Asked(table))] == [("warn", only)]
+    known[:] = ["127.0.1.1", "10.0.0.7"]
+    both = Finding("ok", f"ports can be had; {host} is 10.0.0.7, 127.0.1.1")
+    assert found("network", Asked(table)) == [both]
+
+    refused: set[str] = set()
+
+    class Full:
+        """A socket for which some addresses cannot be had."""
+
+        def __enter__(self) -> Full:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def bind(self, address: tuple[str, int]) -> None:
+            if address[0] in refused:
+                raise OSError("taken")
+
+        def listen(self, backlog: int) -> None: ...
+
+    monkeypatch.setattr(network.socket, "socket", Full)
+    for address, where in (("", "all interfaces"), ("127.0.0.1", "127.0.0.1")):
+        refused.add(address)
+        assert [one.what for one in found("network")] == [f"no port can be had on {where} (taken)"]
 
 
 def test_another_package_brings_a_check(tmp_path: Path) -> None:

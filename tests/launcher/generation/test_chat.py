@@ -90,6 +90,13 @@ def test_what_templates_may_do() -> None:
     assert template(source).text(MESSAGES, tools=[{"a": "é"}]) == '[HELLO]14{\n "a": "é"\n}</s>'
 
 
+def test_what_every_template_is_given() -> None:
+    """Templates compare with none, where nothing was given, and undefined is not none."""
+    given = "{{ tools is none }} {{ documents is none }} {{ add_generation_prompt }} {{ eos_token }}"
+    assert template(given).text(MESSAGES) == "True True True </s>"
+    assert template(given).text(MESSAGES, continued=False, documents=[]) == "True False False </s>"
+
+
 def test_limits_leave_room_for_long_talks() -> None:
     long = [{"role": "user", "content": "x" * 1000}] * 1000
     assert len(template("{% for m in messages %}{{ m.content }}{% endfor %}").text(long)) == 10**6

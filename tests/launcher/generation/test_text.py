@@ -7,6 +7,8 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ import tokenizers as tk
 
 from launcher.errors import ConfigError
 from launcher.generation.folder import read_folder
-from launcher.generation.model import read_texts
+from launcher.generation.generate import Manner
+from launcher.generation.model import _settled, read_texts
 from launcher.generation.text.detokenizer import Detokenizer
 from launcher.generation.text.grammar import ANY_OBJECT, grammar_of
 from launcher.generation.text.stops import Stops
@@ -82,6 +85,21 @@ def test_random_ids_give_the_text_of_all(tmp_path: Path) -> None:
         assert whole.startswith(shown) and set(whole[len(shown) :]) <= {"�"}
 
 
+@pytest.mark.parametrize(
+    ("said", "known", "ends"),
+    [((), True, (0,)), ((7, 9), True, (7, 9)), ((), False, ()), ((7,), False, (7,))],
+)
+def test_the_tokenizers_end_where_the_folder_names_none(
+    tmp_path: Path, said: tuple[int, ...], known: bool, ends: tuple[int, ...]
+) -> None:
+    """A folder may name several; the tokenizer has one of them at most."""
+    tokenizer = Tokenizer(tokenizers_made.byte_level(tmp_path / "tokenizer.json"))
+    special = {"eos_token": tokenizers_made.END} if known else {}
+    folder: Any = SimpleNamespace(manner=Manner(ends=said), special=special, encoder=None)
+    assert _settled(folder, tokenizer).ends == ends
+    assert _settled(folder, None).ends == said
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
 @pytest.mark.parametrize("stops", [["STOP"], ["\n\n", "END."], ["aab", "ab", "b"], ["aaab"]])
 def test_stop_texts(size: int, stops: list[str]) -> None:
@@ -110,6 +128,17 @@ def test_stop_texts(size: int, stops: list[str]) -> None:
         assert text.startswith(kept) and not any(stop in kept for stop in stops)
         if first is None:
             assert kept == text
+
+
+@pytest.mark.parametrize("text", ["<|end|>", "a<|end|>b", "<|end", "größe <|end|>"])
+def test_the_name_of_a_special_token_in_a_schema_is_text(tokenizer: Tokenizer, text: str) -> None:
+    """The token itself would be none of the text."""
+    (special,) = tokenizer.special
+    grammar, found = grammar_of(tokenizer, json.dumps({"const": text}), [special]), list[int]()
+    while special not in grammar.allowed:
+        found.append(int(max(grammar.allowed, key=lambda token: len(tokenizer.pieces[token]))))
+        grammar.read(found[-1])
+    assert not grammar.error and json.loads(tokenizer.text(found)) == text
 
 
 @pytest.mark.parametrize(

@@ -450,3 +450,22 @@ def test_the_first_rank_that_the_launching_program_names_counts(order: tuple[int
     found.name(2)
     first = found.first()
     assert first is not None and first.rank == 1
+
+
+def test_what_a_launcher_cannot_do_is_said_before_anything_starts() -> None:
+    started: list[str] = []
+
+    class Refusing(Player):
+        def check(self, table: RankTable | None) -> None:
+            raise LaunchError("not on these hosts")
+
+        def start(self, *given: Any) -> Handle:
+            started.append(self.name)
+            return self.handle
+
+    handle = Played()
+    with pytest.raises(LaunchError, match="not on these hosts"):
+        Job(Refusing("ssh", handle), ["serve"], 2, environment={})
+    assert not started
+    handle.shut()
+    os.close(handle.pipes[0].descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from launcher.common.logs import Logs, parse_ranks, without_secrets, words_without_secrets
 from launcher.errors import ConfigError
+from launcher.group.logs import LogFiles
 from launcher.group.starting import run_program
 from tests.launcher import slices
 from tests.launcher.cli_tools import shardrun
@@ -37,10 +39,28 @@ def test_what_cannot_be_is_refused_before_a_rank_starts(
     assert Path("full/file").read_text() == "kept"
 
 
+def test_a_file_that_cannot_be_written_is_named_and_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("rank_0.log", "launcher.log"):
+        (tmp_path / name).symlink_to("/dev/full")
+    files = LogFiles(tmp_path)
+    lost = [files.write(rank, "stdout", "x\n") for rank in (0, None)]
+    assert [one and (one.errno, one.filename) for one in lost] == [
+        (errno.ENOSPC, str(tmp_path / name)) for name in ("rank_0.log", "launcher.log")
+    ]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / 'rank_0.log'} cannot be written (No space left on device): the job's logs are not whole"
+    ]
+
+
 def test_ranks_of_a_list() -> None:
     assert parse_ranks("0,3-5") == (0, 3, 4, 5)
     with pytest.raises(ConfigError, match="expected ranks such as 0,3 or 0-7, found 'all'"):
         parse_ranks("all")
+    with pytest.raises(ConfigError) as long:
+        parse_ranks("x" * 999)
+    assert len(str(long.value)) < 150
 
 
 def test_secrets_are_left_out() -> None:

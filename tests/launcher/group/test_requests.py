@@ -329,7 +329,12 @@ def test_what_a_rank_said_before_it_was_lost_is_nothing_to_others(good: bool) ->
     future = requests.submit({"x": np.zeros(1)})
     ranks.tell(1, wire.Kind.FAILED, 1, message="no memory")
     ranks.fail(DEATH)
+    requests.spent.add({"stats": STATS, "seconds": 1.0})
+    requests.spent.told(1, {"runs": 1})
+    assert requests.spent.ask(2) and not requests.spent.ask(2)
     requests.attach(cast(Any, others))
+    assert requests.spent.answered == 0 and not requests.spent.of_ranks  # they have answered nothing yet
+    assert requests.spent.run_seconds == 1.0 and requests.spent.ask(2)
     assert others.requests() == [2]
     if good:
         others.result(2, 3)

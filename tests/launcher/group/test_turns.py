@@ -86,6 +86,15 @@ def test_too_many_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     led(path, work)
 
 
+def test_what_is_refused_at_the_end_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.group.serving.turns.MOST_WAITING", 2)
+    mine = Turns()
+    mine.close()
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            mine.submit(lambda: 0, block=False)
+
+
 def test_what_waits_at_the_end_is_cancelled(path: Path) -> None:
     kept: list[Any] = []
 

@@ -49,6 +49,10 @@ def test_what_is_known(pattern: Path) -> None:
     assert is_rank_models(pattern) and not is_rank_models(pattern.with_name("m.onnx"))
     manifest = open_rank_models(pattern, None)
     assert manifest.world_size == count_files(pattern) == 2
+    assert manifest.source.file == "rank_{}_model.onnx"
+    assert [[file.file for file in rank.files] for rank in manifest.ranks] == [
+        ["rank_0_model.onnx"], ["rank_1_model.onnx"]
+    ]  # fmt: skip
     assert [(item.name, item.dtype, item.shape) for item in manifest.inputs] == [
         ("x", "float32", ("batch", 8))
     ]

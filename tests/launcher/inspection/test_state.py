@@ -1,6 +1,7 @@
 """What is said of state: of a plan and of a slice folder alike, as text, as JSON and on the page."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,10 @@ def test_a_plan_and_its_slices_say_the_same(tmp_path: Path, mesh: str, said: str
     manifest = sharding.slice_model(model, asked.size, tmp_path / "slices", options=options)
     sliced = of_slices(tmp_path / "slices", manifest, {})
     assert planned.state == sliced.state and planned.state is not None
+    assert sliced.to_json()["micro_batches"] == manifest.micro_batches
+    assert (
+        of_slices(tmp_path / "slices", replace(manifest, micro_batches=4), {}).to_json()["micro_batches"] == 4
+    )
     assert planned.state.text() == said
     data = json.loads(json.dumps(planned.to_json()))["state"]
     assert data["pairs"] == 6 and data["token_bytes"] == 384 and data["fixed_bytes"] == 0
@@ -44,6 +49,10 @@ def test_a_plan_and_its_slices_say_the_same(tmp_path: Path, mesh: str, said: str
 def test_a_model_without_state_says_nothing(tmp_path: Path) -> None:
     planned = of_plan(sharding.plan_model(graphs.mlp(tmp_path / "mlp.onnx"), 2), {})
     assert planned.state is None and "state" not in planned.to_json() and ">state<" not in render(planned)
+    assert "reason" not in planned.to_json()
+    chosen = replace(planned, reason="it is the quickest")
+    assert chosen.to_json()["reason"] == "it is the quickest"
+    assert {key: text for key, text in chosen.to_json().items() if key != "reason"} == planned.to_json()
 
 
 def test_bytes_of_caches_and_of_states() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -103,6 +104,26 @@ def test_a_key_that_is_typed_at_a_terminal() -> None:
         typing.start()
         assert read_at_most(Path(os.ttyname(terminal)), 16) == b"0123456789ABCDEF"
         typing.join()
+    finally:
+        os.close(master)
+        os.close(terminal)
+
+
+def test_a_terminal_that_brings_a_key_is_not_taken_over() -> None:
+    """A server that has none would be ended with it, when it is closed."""
+    master, terminal = pty.openpty()
+    os.write(master, b"0123456789ABCDEF\n")
+    if not (child := os.fork()):
+        with contextlib.suppress(BaseException):
+            os.setsid()
+            assert read_at_most(Path(os.ttyname(terminal)), 16) == b"0123456789ABCDEF"
+            try:
+                os.open("/dev/tty", os.O_RDONLY)
+            except OSError:
+                os._exit(7)
+        os._exit(1)
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     finally:
         os.close(master)
         os.close(terminal)

@@ -121,3 +121,12 @@ def test_a_link_is_what_sums_take(tmp_path: Path, large: float, said: str | None
     else:
         assert finding.level == "ok" and said in finding.what
         assert parse_link(str(path)).bandwidth == pytest.approx(125e6)
+
+
+def test_what_joins_the_hosts_is_written_as_it_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "link.yaml"
+    found = {"bytes": 3e6, "small": 8e-3, "large": 12e-3}
+    said = _saved(path, 3, found)  # a ring of three: four rounds, in each a third of the sum
+    link = parse_link(str(path))
+    assert (link.bandwidth, link.latency) == pytest.approx((1e9, 2e-3))
+    assert (said.level, said.what) == ("ok", f"{path}: 8 Gbit/s, 2 ms between hosts, for --link")

@@ -190,6 +190,11 @@ def test_pbs_and_lsf(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="LSB_MCPU_HOSTS must be hosts, each with a number"):
         allocation.find({"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "n1 n2 2"})
     assert allocation.find({}) is None
+    for rest in (
+        {"LSB_DJOB_HOSTFILE": str(file)}, {"LSB_MCPU_HOSTS": "n1 2"}, {"LSB_JOBID": "8"},
+        {"PBS_NODEFILE": str(file)}, {"PBS_JOBID": "7"},
+    ):  # fmt: skip
+        assert allocation.find(rest) is None  # half of what a job would say
 
 
 @pytest.mark.parametrize(
@@ -200,6 +205,7 @@ def test_pbs_and_lsf(tmp_path: Path) -> None:
         ([("a", 1), ("b", 3)], 4, [("a", 1), ("b", 3)]),
         ([("a", None), ("b", None)], 5, [("a", 3), ("b", 2)]),
         ([("a", 2), ("b", 2)], 1, [("a", 1)]),
+        ([("a", None), ("b", 1)], 5, [("a", 4), ("b", 1)]),
     ],
 )
 def test_ranks_are_spread_over_all_hosts(

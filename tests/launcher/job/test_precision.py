@@ -42,6 +42,17 @@ def close(a: Any, b: Any, most: float) -> bool:
     return bool(np.max(np.abs(a - b)) <= most * np.max(np.abs(b)))
 
 
+def test_the_longest_plan() -> None:
+    """One argument of a program takes 128 kB."""
+    most, one = 100_000, Job(target="gpu", execution_plan={"x": "float16"})
+    short = precision.asked(one)
+    assert short is not None
+    name = "x" * (most - len(short.to_text()) + 1)
+    precision.check(Job(target="gpu", execution_plan={name: "float16"}))
+    with pytest.raises(ConfigError, match="the plan has 1 entries, together longer than 100000 characters"):
+        precision.check(Job(target="gpu", execution_plan={name + "x": "float16"}))
+
+
 def test_run_does_what_the_api_does(folder: Path) -> None:
     whole = of_the_api(folder, {})
     wanted = of_the_api(folder, {"execution_plan": {"MatMul": "data_type:float16"}})

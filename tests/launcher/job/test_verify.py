@@ -16,6 +16,7 @@ from launcher.job.verify import (
     compare,
     compare_outputs,
     find_source,
+    read_signature,
     run_reference,
     tolerance_for,
 )
@@ -143,3 +144,14 @@ def test_the_reference_takes_text(tmp_path: Path) -> None:
     path = graphs.save(tmp_path / "model.onnx", "g (string[n] s) => (string[n] t) { t = Identity(s) }", {})
     found = run_reference(path, {"s": np.array(["a", "naïve"], object)})
     assert found["t"].tolist() == ["a", "naïve"]
+
+
+def test_a_model_to_compare_with_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    for data in (b"\x08\x09\xff", b"\xff" * 99, b""):
+        path.write_bytes(data)
+        with pytest.raises(ConfigError) as caught:
+            read_signature(path)
+        assert str(caught.value) == f"--verify: cannot read {path}: it is not an ONNX model, or cut short"
+    with pytest.raises(ConfigError, match=r"^--verify: cannot read .*absent: No such file or directory$"):
+        read_signature(tmp_path / "absent")

@@ -60,6 +60,21 @@ def test_auto_chooses_one_that_follows_the_options() -> None:
             base.choose("auto", placement=placement(*options))
 
 
+def test_collectives_of_mpi_need_a_launcher_that_has_it() -> None:
+    for name in ("local", "ssh", "ray", "kubernetes"):
+        with pytest.raises(
+            ConfigError,
+            match=f"^The mpi collectives need the launcher mpirun or slurm, but {name} is asked for",
+        ):
+            base.choose(name, collectives="mpi")
+    assert base.choose("mpirun", collectives="mpi").name == "mpirun"
+    assert base.choose("local", collectives="shm").name == "local"
+    with pytest.raises(
+        ConfigError, match=r"no launcher 'x': choose one of auto, kubernetes, local, mpirun, ray,"
+    ):
+        base.choose("x")
+
+
 def test_the_command_says_it(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("print('run')\n")
     words = ["exec", "--ranks", "2", "--launcher", "local", "--gpus", "1", str(tmp_path / "script.py")]

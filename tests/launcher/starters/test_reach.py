@@ -57,6 +57,9 @@ def test_what_arguments_and_files_say_is_kept(tmp_path: Path) -> None:
     found, arguments = patience.limited("openmpi", NOWHERE, {}, said)
     assert PRTE not in found
     assert arguments == [*said[:2], f"ssh -F mine {OURS}", *said[3:]]
+    for name in ("orte_rsh_agent", "pls_rsh_agent", "plm_rsh_agent", "plm_ssh_agent"):
+        found, arguments = patience.limited("openmpi4", NOWHERE, {}, ["--mca", name, "ssh -F mine", "-v"])
+        assert ORTE not in found and arguments == ["--mca", name, f"ssh -F mine {OURS}", "-v"]
     file = tmp_path / ".prte" / "mca-params.conf"
     file.parent.mkdir()
     file.write_text("# of all jobs\nplm_ssh_agent = ssh -F all # keys\noob_tcp_keepalive_time = 77\n")

@@ -209,6 +209,8 @@ def test_the_plugin_that_the_library_understands(
     )
     monkeypatch.setattr(mpirun, "find", lambda: mpirun.Mpirun(Path("mpirun"), flavour))
     assert slurm.choose_plugin("auto", str(srun)) == plugin
+    older = write_program(tmp_path / "older", f"{srun} --mpi=list >&2")  # where it printed the list
+    assert slurm.choose_plugin("auto", str(older)) == plugin
     assert slurm.choose_plugin("gloo", str(srun)) == "none"
     if plugin == "none":
         with pytest.raises(
@@ -261,6 +263,10 @@ def test_nodes_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     launcher.release()
     with pytest.raises(ConfigError, match="--nodes 2: more nodes than ranks, of which there are 1"):
         launcher.place(1, None)
+    try:
+        assert launcher.place(2, None) is not None  # one rank a node
+    finally:
+        launcher.release()
 
 
 def test_waiting_for_nodes_is_said(

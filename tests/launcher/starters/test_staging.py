@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -161,6 +163,48 @@ def test_what_is_told_of_a_copy_is_never_more_than_all_of_it(tmp_path: Path) -> 
     assert receiver.arrived == sum(map(len, right.values()))
 
 
+def test_what_comes_wrong_twice_is_an_error(tmp_path: Path) -> None:
+    said = io.BytesIO()
+    receiver = Receiver(io.BytesIO(b"goodbad_ugly"), said, offer_of({"a": b"good", "b": b"right"}))
+    receiver._offer["files"][1] = ("b", 4, receiver._offer["files"][1][2])
+    with pytest.raises(OSError, match="another hash than its manifest says") as caught:
+        receiver.receive(tmp_path / "made")
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(tmp_path / "made" / "b"))
+    assert [json.loads(line) for line in said.getvalue().splitlines()] == [
+        {"have": {"a": 0, "b": 0}}, {"again": ["b"]}
+    ]  # fmt: skip
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["a"]
+
+
+def test_a_disk_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there already needs none; what was begun is in nobody's way."""
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "a").write_bytes(b"12")
+    for free, fits in ((3, True), (2, False)):
+        usage = shutil._ntuple_diskusage(9, 9 - free, free)
+        monkeypatch.setattr("launcher.starters.staging.receiver.shutil.disk_usage", lambda _, it=usage: it)
+        receiver = Receiver(io.BytesIO(b"345"), io.BytesIO(), offer_of({"a": b"12345"}))
+        if fits:
+            receiver.receive(made)
+            (made / "a").write_bytes(b"12")
+            continue
+        with pytest.raises(OSError, match="3 B are needed there and 2 B are free"):
+            receiver.receive(made)
+        assert not made.exists()
+
+
+@pytest.mark.parametrize(("number", "left"), [(errno.ENOSPC, False), (errno.EIO, True)])
+def test_a_write_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, left: bool) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr("launcher.starters.staging.receiver._write", fail)
+    with pytest.raises(OSError, match="no"):
+        Receiver(io.BytesIO(b"theirs"), io.BytesIO(), offer_of({"a": b"theirs"})).receive(tmp_path / "made")
+    assert (tmp_path / "made").exists() == left
+
+
 def test_a_damaged_part_is_sent_whole(folder: Path, tmp_path: Path) -> None:
     (copy, _) = needed(folder, TABLE)
     with pytest.raises(LaunchError, match="was cut"):
@@ -290,6 +334,17 @@ def test_nobody_else_connects_once_it_is_there(tmp_path: Path, monkeypatch: pyte
         channel.end(well=False)
         for stranger in launcher.strangers:
             stranger.close()
+
+
+def test_a_channel_that_ends_in_the_middle(folder: Path, tmp_path: Path) -> None:
+    (copy, _) = needed(folder, TABLE)
+    have = {"have": {file.file: file.bytes for file in copy.files}}
+    (tmp_path / "said").write_text(json.dumps(have) + "\n")
+    with pytest.raises(LaunchError) as caught:
+        send(folder, tmp_path / "there", Channel(f"cat {tmp_path / 'said'}; echo oh >&2; exit 3 #"))
+    assert "is gone: channel ended with exit code 3 while files were copied there (3.15 MB of 3.15 MB" in str(
+        caught.value
+    )
 
 
 def test_a_channel_that_cannot_begin(folder: Path, tmp_path: Path) -> None:

@@ -17,6 +17,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from launcher.errors import LaunchError
+from launcher.job.job import Job
+from launcher.submission.base import Submission
+from launcher.submission.options import SubmitOptions
+from launcher.submission.systems.kubernetes import Kubernetes
 from launcher.submission.tails import ProgramTail
 from tests.launcher.cli_tools import copied as shardrun
 from tests.launcher.cli_tools import save_mlp
@@ -352,3 +357,25 @@ def test_a_log_that_ends_at_once_is_shown_once(tmp_path: Path) -> None:
     finally:
         tail.close()
     assert (tmp_path / "starts").read_text() == "x\n"
+
+
+@pytest.mark.parametrize(("namespace", "where"), [(None, []), ("mine", ["--namespace=mine"])])
+def test_what_was_made_is_removed_where_it_was_made(
+    monkeypatch: pytest.MonkeyPatch, namespace: str | None, where: list[str]
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def ask(self: object, *command: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        made, why = "service/it created\n", "job.batch it AlreadyExists"
+        return subprocess.CompletedProcess(command, 1, made, why)
+
+    monkeypatch.setattr(Kubernetes, "ask", ask)
+    submission = Submission(Job(), 2, SubmitOptions(name="it", namespace=namespace))
+    with pytest.raises(LaunchError) as caught:
+        Kubernetes().submit(submission, "text")
+    assert f"(`{' '.join(['kubectl delete job,service it', *where])}`)" in str(caught.value)
+    assert asked == [
+        ("kubectl", "create", *where, "--filename=-"),
+        ("kubectl", "delete", "service/it", *where, "--ignore-not-found", "--wait=false"),
+    ]

@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 
 from launcher.common.mpi_library import AS_ROOT
+from launcher.errors import ConfigError
+from launcher.job.job import Job
+from launcher.submission.base import Submission
+from launcher.submission.options import SubmitOptions
 from launcher.submission.systems import pbs
 from tests.launcher.cli_tools import copied as shardrun
 from tests.launcher.cli_tools import save_mlp
@@ -140,3 +144,46 @@ def test_what_pbs_cannot_take_is_said(folder: Path, arguments: list[str], messag
 def test_codes_of_pbs(text: str, code: int | None, why: str) -> None:
     found = pbs._ended(text)
     assert (found.phase, found.code, found.why) == ("done", code, why)
+
+
+def test_the_logs_of_an_array_are_those_of_its_own_jobs(tmp_path: Path) -> None:
+    """Whatever signs of a pattern are in the folder's name, and whose number begins alike."""
+    folder = tmp_path / "a[b]*"
+    folder.mkdir()
+    submission = Submission(Job(model=Path("m.onnx")), 2, SubmitOptions(name="x", log=folder))
+    for number in ("7", "71", "7[1]", "7[12]", "71[1]", "17[1]"):
+        (folder / f"x-{number}.log").write_text(f"{number}\n")
+    system = pbs.Pbs()
+    array = "".join(system.tails(submission, "7[].server").lines())
+    assert array.count("7[1]") == array.count("7[12]") == 1 and "71" not in array and "17" not in array
+    for number in ("7", "71"):
+        assert system.tails(submission, f"{number}.server").lines() == [number]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "each", "per_node"),
+    [
+        (4, None, None, None),
+        (4, 2, None, 2),
+        (5, 2, None, None),
+        (4, 4, None, 1),
+        (5, 2, 3, 3),
+        (4, None, 3, 3),
+    ],
+)
+def test_ranks_on_each_node(ranks: int, nodes: int | None, each: int | None, per_node: int | None) -> None:
+    options = SubmitOptions(nodes=nodes, tasks_per_node=each)
+    assert Submission(Job(), ranks, options).per_node == per_node
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "each", "message"),
+    [
+        (4, 5, None, "--nodes 5: expected at most one node for each of the 4 ranks"),
+        (4, 2, 1, "--tasks-per-node 1: 4 ranks on 2 nodes do not come to 1 a node"),
+        (4, 2, 4, "--tasks-per-node 4: 4 ranks on 2 nodes do not come to 4 a node"),
+    ],
+)
+def test_nodes_that_do_not_fit(ranks: int, nodes: int, each: int | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Submission(Job(), ranks, SubmitOptions(nodes=nodes, tasks_per_node=each))

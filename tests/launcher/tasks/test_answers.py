@@ -131,6 +131,13 @@ def test_lines_that_are_wrong_have_their_place(tmp_path: Path, monkeypatch: pyte
         file.truncate(1 << 42)
     assert Prompts(file=str(path)).count() is None
     assert Prompts(file="-").count() is None and Prompts(["a"], ["1"]).count() == 2
+    assert Prompts().count() is None and Prompts(["a"], file="-").count() is None
+    path.write_text("a\n\nb\n")
+    assert Prompts(["a"], file=str(path)).count() == 3
+    assert [Prompts(*given).single for given in ((["a"],), ([], ["1"]), (["a"], ["1"]), ([],))] == [
+        True, True, False, False
+    ]  # fmt: skip
+    assert not Prompts(["a"], file="-").single
 
 
 @pytest.fixture(scope="module")

@@ -589,7 +589,20 @@ def test_rate_and_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.2, "0 s"), (59.4, "59 s"), (61, "1 min 1 s"), (1800, "30 min"), (7260, "2 h 1 min"), (1e6, "278 h")],
+    [
+        (0.2, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (61, "1 min 1 s"),
+        (599, "9 min 59 s"),
+        (600, "10 min"),
+        (1800, "30 min"),
+        (3600, "1 h 0 min"),
+        (7260, "2 h 1 min"),
+        (86399, "23 h 59 min"),
+        (86400, "24 h"),
+        (1e6, "278 h"),
+    ],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -1,0 +1,102 @@
+"""Which of several ended ranks was the first cause, by what is known of each."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from launcher.starters import cause
+from launcher.starters.base import Ended
+from launcher.starters.cause import ITSELF, Trouble
+
+GONE = {"type": "PeerLostError", "secondary": True}
+OWN = {"type": "ValueError", "message": "odd"}
+KILLED = -signal.SIGKILL
+
+
+def misses(rank: int, peer: int | None) -> Trouble:
+    return Trouble(rank, "h", {**GONE, "peer": peer})
+
+
+def ended(rank: int, code: int | None, **more: Any) -> Trouble:
+    return Trouble(rank, "h", ended=Ended(rank, code, **more))
+
+
+@pytest.mark.parametrize(
+    ("troubles", "done", "gave_up", "only"),
+    [
+        ([misses(0, 2)], [], [], True),
+        ([misses(0, 1)], [1], [], False),  # of the one that it misses it is known that it ended
+        ([misses(0, 1), misses(1, 0)], [], [], False),  # and here why
+        ([misses(0, None)], [], [], True),  # one of the others
+        ([misses(0, None), misses(1, 0)], [2], [], False),  # there is no other
+        ([ended(0, 3)], [], [], False),
+        ([ended(0, 3)], [], [0], True),  # its MPI had lost somebody before
+        ([ended(0, 3), misses(1, 0)], [], [0], True),
+        ([ended(0, 3), misses(1, 0)], [], [1], False),
+        ([Trouble(0, "h", OWN), misses(1, 2)], [], [], False),
+        ([Trouble(0, "h"), misses(1, 2)], [], [0], False),  # nothing is known of it but that it is gone
+    ],
+)
+def test_echoes_of_a_rank_of_which_nothing_is_known(
+    troubles: list[Trouble], done: list[int], gave_up: list[int], only: bool
+) -> None:
+    known = {item.rank: item for item in troubles}
+    assert cause.echoes(known, done, 3, lambda rank: rank in gave_up) is only
+
+
+@pytest.mark.parametrize(
+    ("troubles", "gave_up", "kept", "rank"),
+    [
+        ([misses(0, 1), ended(1, 3)], [], [], 1),
+        ([ended(0, 3), ended(1, 3)], [], [], 0),
+        ([ended(0, 3), ended(1, 3)], [0], [], 1),
+        ([ended(0, 3), ended(1, 3)], [0, 1], [], 0),
+        ([misses(0, 1), misses(1, 0)], [], [], 0),
+        ([ended(0, KILLED, heard=True), ended(1, -signal.SIGSEGV)], [], [], 0),
+        ([ended(0, KILLED, heard=True), ended(1, -signal.SIGSEGV)], [], [0], 1),
+        ([Trouble(0, "h"), ended(1, -signal.SIGSEGV)], [], [], 1),
+        ([Trouble(0, "h"), ended(1, -signal.SIGTERM)], [], [], 0),
+        ([ended(0, 3, why=ITSELF), ended(1, 3)], [0], [], 0),
+    ],
+)
+def test_the_first_cause(troubles: list[Trouble], gave_up: list[int], kept: list[int], rank: int) -> None:
+    found = cause.first(troubles, lambda one: one in gave_up, lambda one: one in kept)
+    assert found is not None and found.rank == rank
+    assert cause.first([]) is None
+
+
+@pytest.mark.parametrize(
+    ("news", "kept"),
+    [
+        ([Ended(0, None, "lost"), Ended(0, 3)], 1),
+        ([Ended(0, 3), Ended(0, None, "lost")], 0),
+        ([Ended(0, 3), Ended(0, 4)], 0),
+        ([Ended(0, KILLED, heard=True), Ended(0, -signal.SIGSEGV)], 1),
+        ([Ended(0, 3), Ended(0, KILLED, heard=True)], 0),
+        ([Ended(0, 3, heard=True), Ended(0, 3, "said", heard=True)], 1),
+        ([Ended(0, 3, heard=True), Ended(0, None)], 0),
+    ],
+)
+def test_how_a_rank_ended_by_what_says_most(news: list[Ended], kept: int) -> None:
+    one = Trouble(0, "h")
+    for item in news:
+        one.end(item)
+    assert one.ended is news[kept]
+
+
+def test_who_ended_the_job() -> None:
+    said = ['mpirun: "abort"', "process rank 3 with PID 77 on node n2 calling", "more"]
+    assert cause.aborter(said) == (3, "n2")
+    assert cause.aborter(said[1:]) is None and cause.aborter(said[:1]) is None
+
+
+def test_who_had_ended_well_before() -> None:
+    late = {"type": "CollectiveTimeoutError"}
+    assert cause.left_early({2, 0}, late) == (
+        " Rank 0 had ended with exit code 0 before. Rank 2 had ended with exit code 0 before."
+    )
+    assert cause.left_early({0}, {"type": "ValueError"}) == "" == cause.left_early((), late)
+    assert cause.left_early(range(99), late).count("Rank") == 8
