@@ -165,6 +165,9 @@ def test_what_is_kept_for_others_was_used_now(file: Path) -> None:
     locks.expect(made, 1000)
     (found,) = entries.listing(root, "slices")
     assert found.path == made and found.used <= time.time()
+    assert not entries.remove(found) and made.is_dir()
+    os.utime(made)
+    assert entries.remove(found) and not made.exists()
 
 
 def test_a_seal_that_names_nothing_is_none(file: Path) -> None:

@@ -439,6 +439,7 @@ class TestModel:
             ({"variable_weights_file": "a\0b"}, "is no file"),
             ({"variable_weights_file": "empty"}, "names no weight"),
             ({"variable_weights_file": "binary"}, "byte 0 is not UTF-8"),
+            ({"variable_weights_file": "long"}, "has 67108865 bytes; a list of names has at most 67108864."),
             ({"variable_weights_list": "w,nope"}, "has no weight 'nope'"),
         ],
     )
@@ -448,6 +449,8 @@ class TestModel:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "empty").write_text("\n \n")
         (tmp_path / "binary").write_bytes(b"\xff\xfe\0")
+        with (tmp_path / "long").open("wb") as file:
+            file.truncate((64 << 20) + 1)
         with pytest.raises(RuntimeError) as caught:
             self.built(tmp_path, CASES["direct"], {"cpu_context": entries})
         assert isinstance(caught.value, ShardrunError) and words in str(caught.value)
