@@ -61,7 +61,9 @@ def test_nothing_there(tmp_path: Path) -> None:
         ModelError, match=r"No file fits .*rank_\{\}.onnx: expected one for each rank, as .*rank_0"
     ):
         pattern.resolve(tmp_path / "rank_{}.onnx", 0, 2)
-    with pytest.raises(ModelError, match=r"folder .*nowhere of .* cannot be read: No such file or directory\.$"):
+    with pytest.raises(
+        ModelError, match=r"folder .*nowhere of .* cannot be read: No such file or directory\.$"
+    ):
         pattern.resolve(tmp_path / "nowhere" / "rank_{}.onnx", 0, 2)
 
 

@@ -61,7 +61,10 @@ def test_rows_stay_together_where_a_sum_cannot_be_told() -> None:
 def test_a_sequence_without_positions_may_get_other_rows() -> None:
     made = copies("append")
     fake: Any = SimpleNamespace(
-        owners=made.owners, check=made.check, mine=lambda owners: (), together=lambda *_, owners, asked: owners
+        owners=made.owners,
+        check=made.check,
+        mine=lambda owners: (),
+        together=lambda *_, owners, asked: owners,
     )
     parts = SimpleNamespace(cut=SimpleNamespace(outputs=()))
     model: Any = SimpleNamespace(pairs=(), parts=parts, specs={}, copies=fake, shown=fake)

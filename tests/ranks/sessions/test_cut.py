@@ -195,7 +195,10 @@ BAD = {
     "function": (_in_function, "Function F holds the collective AllReduce node 'q'"),
     "function's subgraph": (_in_functions_subgraph, "Function F holds the collective AllReduce node 'inner'"),
     "undefined": (lambda: _named(node("Relu", ["z"], ["y"])), "Relu node 'y' reads 'z', which is no input"),
-    "unsorted": (lambda: _named(node("Relu", ["a"], ["y"]), node("Neg", ["x"], ["a"])), "Relu node 'y' reads 'a'"),
+    "unsorted": (
+        lambda: _named(node("Relu", ["a"], ["y"]), node("Neg", ["x"], ["a"])),
+        "Relu node 'y' reads 'a'",
+    ),
     "twice": (
         lambda: _named(node("Relu", ["x"], ["y"]), node("Neg", ["x"], ["y"])),
         "Neg node 'y' produces 'y', which exists already",
@@ -220,9 +223,15 @@ BAD = {
         lambda: _named(node("Send", ["x"], []), node("Relu", ["x"], ["y"])),
         "Send node '' lacks its attribute 'peer'",
     ),
-    "no input": (lambda: _named(node("AllReduce", [], ["y"])), "AllReduce node 'y' has 0 inputs and 1 outputs"),
+    "no input": (
+        lambda: _named(node("AllReduce", [], ["y"])),
+        "AllReduce node 'y' has 0 inputs and 1 outputs",
+    ),
     "empty name": (lambda: _named(node("AllReduce", [""], ["y"])), "one output per input"),
-    "uneven": (lambda: _named(node("AllReduce", ["x", "x"], ["y"])), "AllReduce node 'y' has 2 inputs and 1 outputs"),
+    "uneven": (
+        lambda: _named(node("AllReduce", ["x", "x"], ["y"])),
+        "AllReduce node 'y' has 2 inputs and 1 outputs",
+    ),
     "recv input": (
         lambda: _named(node("Recv", ["x"], ["y"], peer=0, dtype=1, shape=[1])),
         "Recv node 'y' has 1 inputs and 1 outputs",

@@ -31,4 +31,6 @@ def test_what_is_inferred_is_filled_in_from_what_is_declared(case: str) -> None:
     output: Any = SimpleNamespace(name="a", type="tensor(float)", shape=inferred)
     builder.learn([output], [])
     axes = builder.type_of("a").tensor_type.shape.dim
-    assert [axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None for axis in axes] == wanted
+    assert [
+        axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None for axis in axes
+    ] == wanted
