@@ -54,6 +54,7 @@ def test_rows_stay_together_where_a_sum_cannot_be_told() -> None:
     feeds = {"input_ids": ones(4, 3), "attention_mask": ones(4, 5)}
     made = copies("replace")
     assert made.owners(feeds) == (0,)
+    made.check_lengths((0,), feeds, 2)
     with pytest.raises(ShardrunError, match="'total' must be before \\+ new, but not all"):
         made.check_lengths((0, 0, 1, 1), feeds, 2)
 
