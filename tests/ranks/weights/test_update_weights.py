@@ -61,6 +61,18 @@ def test_equals_the_file_with_other_weights(name: str, tmp_path: Path) -> None:
     model.close()
 
 
+@pytest.mark.parametrize("shape", [(4, 0), (0, 5)])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_weight_without_values(shape: tuple[int, int], rank: int, tmp_path: Path) -> None:
+    x = (*("n", 2)[: rank - 1], shape[0])
+    case = Case("y = MatMul(x, w)", {"w": numbers(*shape)}, ("w",), inputs={"x": x})
+    path = case.save(tmp_path / "model.onnx")
+    model = executor.load(path, variable_weights=case.variable)
+    model.update_weights({"w": numbers(*shape)})
+    for found, wanted in zip(model.run(feeds_of(case)), oracle(path, feeds_of(case)), strict=True):
+        np.testing.assert_array_equal(found, wanted, strict=True)
+
+
 def test_what_weights_alone_decide_is_computed_once_per_update(tmp_path: Path) -> None:
     case = CASES["several steps"]
     model = executor.load(case.save(tmp_path / "model.onnx"), variable_weights=case.variable)
