@@ -328,3 +328,15 @@ def test_a_model_that_is_replaced_while_it_is_read_is_not_remembered(
     monkeypatch.setattr(cache_folder, "_external_files", replaced)
     fingerprint(path)
     assert recall(path, "model") is None
+
+
+@pytest.mark.parametrize("error", [RecursionError("nested"), ModelError("damaged")])
+def test_a_model_that_cannot_be_read_has_its_own_bytes(
+    file: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(cache_folder, "_external_files", fails)
+    assert cache_folder.size_of_files(file) == file.stat().st_size
+    assert cache_folder.size_of_files(file.with_name("nowhere")) == 0

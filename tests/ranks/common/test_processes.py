@@ -104,5 +104,6 @@ def test_who_computes_and_who_waits() -> None:
     finally:
         os.close(writer)
         os.close(reader)
+        until(lambda: processes.status(child) is None)  # which nobody has waited for yet
         os.waitpid(child, 0)
     assert not processes.is_running(child)

@@ -73,6 +73,26 @@ def test_a_weight_without_values(shape: tuple[int, int], rank: int, tmp_path: Pa
         np.testing.assert_array_equal(found, wanted, strict=True)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "d, m = Dropout(w, half, yes)",
+        "d = RandomNormalLike(w)",
+        "d = RandomUniformLike(w)",
+        "p = Sigmoid(w) d = Bernoulli(p)",
+        "i = Multinomial<sample_size = 5>(w) d = Cast<to = 1>(i)",
+    ],
+)
+def test_what_is_drawn_is_drawn_in_each_run(text: str, tmp_path: Path) -> None:
+    weights: dict[str, Array] = {"w": W}
+    if "half" in text:
+        weights |= {"half": np.array(0.5, np.float32), "yes": np.array(True)}
+    case = Case(f"{text} y = MatMul(x, d)", weights)
+    model = executor.load(case.save(tmp_path / "model.onnx"), variable_weights=("w",))
+    first, second = (model.run(feeds_of(case))[0] for _ in range(2))
+    assert first.shape == second.shape and not np.array_equal(first, second)
+
+
 def test_what_weights_alone_decide_is_computed_once_per_update(tmp_path: Path) -> None:
     case = CASES["several steps"]
     model = executor.load(case.save(tmp_path / "model.onnx"), variable_weights=case.variable)
