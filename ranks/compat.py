@@ -182,7 +182,7 @@ def _below_this_module(frames: TracebackType | None) -> TracebackType | None:
 
 def _reads_scripts(module: str) -> bool:
     """Whether Python reads scripts, folders or archives with it."""
-    return module in {"runpy", "zipimport"} or module.split(".")[0] == "importlib"
+    return module in {"runpy", "zipimport"} or module.split(".", maxsplit=1)[0] == "importlib"
 
 
 def check_script(script: str) -> None:

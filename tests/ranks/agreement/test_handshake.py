@@ -24,7 +24,12 @@ CASES: dict[str, tuple[list[list[Any]], list[list[int]], int, str | None]] = {
     "nothing": ([[], []], [[0, 1]], 0, None),
     "alike": ([[SUM, OTHER], [SUM, OTHER]], [[0, 1]], 0, None),
     "unlike": ([[SUM], [OTHER]], [[0, 1]], 0, "rank 0 would wait for ever in AllReduce with ranks 0, 1."),
-    "one more": ([[SUM], [SUM, SUM]], [[0, 1]], 0, "rank 1 would wait for ever in AllReduce with ranks 0, 1."),
+    "one more": (
+        [[SUM], [SUM, SUM]],
+        [[0, 1]],
+        0,
+        "rank 1 would wait for ever in AllReduce with ranks 0, 1.",
+    ),
     "one has more on another host": (
         [[], [], [SUM], []],
         [[0, 1], [2, 3]],
@@ -39,7 +44,12 @@ CASES: dict[str, tuple[list[list[Any]], list[list[int]], int, str | None]] = {
         1,
         "rank 0 sends to rank 1 what that does not receive.",
     ),
-    "nobody sends": ([[], [receive(0)]], [[0], [1]], 1, "rank 1 would wait for ever in a receive from rank 0."),
+    "nobody sends": (
+        [[], [receive(0)]],
+        [[0], [1]],
+        1,
+        "rank 1 would wait for ever in a receive from rank 0.",
+    ),
     "both send first": (
         [[send(1), receive(1)], [send(0), receive(0)]],
         [[0], [1]],

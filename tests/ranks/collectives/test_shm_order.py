@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import secrets
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -458,7 +458,10 @@ def test_encrypted_models_are_refused(tmp_path: Path) -> None:
 def test_what_needs_a_built_model_says_so() -> None:
     said = "the model is not built: call build_from_file first"
     calls: dict[str, tuple[str, Callable[[Model], object]]] = {
-        "predict": (rf"{said} \(model input len:0 not equal input len:1!\)\.", lambda m: m.predict([np.ones(2)])),
+        "predict": (
+            rf"{said} \(model input len:0 not equal input len:1!\)\.",
+            lambda m: m.predict([np.ones(2)]),
+        ),
         "resize": (rf"{said}\.", lambda m: m.resize([], [])),
         "eval": (rf"{said}\.", lambda m: m.eval([], "accuracy")),
         "session": (rf"{said}\.", lambda m: m.session()),

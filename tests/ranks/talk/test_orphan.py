@@ -59,7 +59,9 @@ def test_ranks_end_with_a_killed_mpirun(tmp_path: Path, collectives: str, mode: 
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_rank_that_ends_anyway_does_not_end_as_an_orphan(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_ends_anyway_does_not_end_as_an_orphan(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The end of its launcher, which comes as often first, changes neither its exit code nor what it says."""
     reader, writer = os.pipe()
     os.close(writer)

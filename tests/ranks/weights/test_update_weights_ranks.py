@@ -141,7 +141,9 @@ def test_another_load_takes_over_the_values_and_those_to_come(tmp_path: Path) ->
         new.update_weights(second)
         return [*answers, new.run(FEEDS), old.run(FEEDS)]
 
-    wanted = [oracle(replaced(path, state, tmp_path / "now.onnx"), FEEDS) for state in (first, second, second)]
+    wanted = [
+        oracle(replaced(path, state, tmp_path / "now.onnx"), FEEDS) for state in (first, second, second)
+    ]
     for answers in on_ranks(2, work):
         assert all(error(found, right) <= 1e-4 for found, right in zip(answers, wanted, strict=True))
 
