@@ -549,8 +549,8 @@ def test_what_the_library_says_of_a_failure(text: str, kind: type[CollectiveErro
         (
             "Timed out",
             1,
-            "Rank 1 did not come to all_reduce within 3.5 s (rank 2 waited): look for what holds it up, or raise "
-            "SHARDRUN_TIMEOUT.",
+            "Rank 1 did not come to all_reduce within 3.5 s (rank 2 waited): look for what holds it up, or "
+            "raise SHARDRUN_TIMEOUT.",
         ),
         ("[pair.cc:12] out of memory\nmore", 1, "all_reduce failed on rank 2: out of memory"),
         ("", 1, "all_reduce failed on rank 2: RuntimeError"),
