@@ -137,6 +137,7 @@ def test_another_load_takes_over_the_values_and_those_to_come(tmp_path: Path) ->
         new.run(FEEDS)
         old.update_weights(first)
         new.share_weights_of(old)
+        assert old.variable_names == new.variable_names == {"w1"}
         answers = [new.run(FEEDS)]
         new.update_weights(second)
         return [*answers, new.run(FEEDS), old.run(FEEDS)]
