@@ -169,18 +169,20 @@ def format_error(error: BaseException) -> str:
 
 
 def _below_this_module(frames: TracebackType | None) -> TracebackType | None:
-    """``frames`` after those of `run_script` and what is above it, and of runpy."""
+    """``frames`` after those of `run_script` and what is above it, and of what reads the script."""
     below = frames
     while frames is not None:
         frames_before, frames = frames, frames.tb_next
         if frames_before.tb_frame.f_code is run_script.__code__:
             below = frames
-            while below is not None and below.tb_frame.f_globals.get("__name__") in {
-                "runpy",
-                "importlib._bootstrap",
-            }:
+            while below is not None and _reads_scripts(below.tb_frame.f_globals.get("__name__", "")):
                 below = below.tb_next
     return below
+
+
+def _reads_scripts(module: str) -> bool:
+    """Whether Python reads scripts, folders or archives with it."""
+    return module in {"runpy", "zipimport"} or module.split(".", maxsplit=1)[0] == "importlib"
 
 
 def check_script(script: str) -> None:

@@ -47,12 +47,18 @@ def sha256_of(path: Path, size: int) -> str | None:
     return None if size else digest.hexdigest()
 
 
+def size_of(path: Path) -> int | None:
+    """The bytes of the file that is there, or to which a link there leads; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
 def is_regular(path: Path) -> bool:
     """Whether a file is there, or a link to one."""
-    try:
-        return stat.S_ISREG(path.stat().st_mode)
-    except OSError:
-        return False
+    return size_of(path) is not None
 
 
 def remove(path: Path) -> None:

@@ -279,7 +279,7 @@ def _place(made: Path, target: Path, blob: Blob, known: Collection[str]) -> None
 
 
 def _has_size(path: Path, blob: Blob) -> bool:
-    return regular_files.is_regular(path) and path.stat().st_size == blob.bytes
+    return regular_files.size_of(path) == blob.bytes
 
 
 def _has_name(path: Path, blob: Blob) -> bool:
@@ -292,7 +292,4 @@ def _has_name(path: Path, blob: Blob) -> bool:
 
 def _is_whole(folder: Path, entry: Entry) -> bool:
     """Whether all files are there with their sizes: a shorter one would kill a process that maps it."""
-    try:
-        return all(_has_size(folder / BLOBS / blob.name, blob) for blob in entry.blobs)
-    except OSError:
-        return False
+    return all(_has_size(folder / BLOBS / blob.name, blob) for blob in entry.blobs)

@@ -200,9 +200,7 @@ def _decrypted(  # noqa: PLR0917 - what `build` was given
             recipe = replace(planned(model_type, context, options), given=Path(path))
             if sharing is not None:
                 recipe = joined(recipe, sharing)
-            model = recipe.load(dims)
-            _ = model.stats  # reads the file
-            return model
+            return recipe.load(dims)
 
     return Built(load, load())
 

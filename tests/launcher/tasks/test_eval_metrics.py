@@ -78,6 +78,7 @@ def test_equal_scores_and_nan() -> None:
     scores = np.array([[np.nan, 1, 5], [0, 1, 5]])
     for name in ("accuracy", "top2", "recall"):
         assert value(name, (scores, [2, 2])) == 0.5, name
+        assert value(name, (scores, [0, 2])) == 0.5, f"{name} of the class whose score is NaN"
     assert math.isnan(value("loss", (scores, [2, 2])))
     assert math.isnan(value("mse", ([np.nan, 1.0], [1.0, 1.0])))
     assert math.isnan(value("max_error", ([np.nan, 1.0], [1.0, 1.0]), ([0.0], [1.0])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -156,6 +157,28 @@ def test_another_was_faster_where_locks_do_not_work(
     with caplog.at_level(logging.WARNING):
         place = Cache(KIND, cache).get_or_make(KEY, slow)
     assert first.calls == 1 and (place / "m.onnx").is_file() and not caplog.records
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_what_another_puts_in_the_place_at_the_last_moment_is_taken(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, faster: bool
+) -> None:
+    rename, other = Path.rename, Maker()
+
+    def fails(self: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "rename", rename)
+        if faster:
+            Cache(KIND, cache).get_or_make(KEY, other)
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(locks, "lock", lambda *_: False)
+    monkeypatch.setattr(Path, "rename", fails)
+    if not faster:
+        with pytest.raises(OSError, match="read-only"):
+            Cache(KIND, cache).get_or_make(KEY, Maker())
+    else:
+        assert Cache(KIND, cache).get_or_make(KEY, Maker()) == cache / KIND / KEY
+    assert other.calls == int(faster) and (KEY in names(cache / KIND)) == faster
 
 
 def test_what_was_got_is_held_and_what_was_made_is_bounded(

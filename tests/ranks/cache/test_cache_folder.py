@@ -165,6 +165,9 @@ def test_what_is_kept_for_others_was_used_now(file: Path) -> None:
     locks.expect(made, 1000)
     (found,) = entries.listing(root, "slices")
     assert found.path == made and found.used <= time.time()
+    assert not entries.remove(found) and made.is_dir()
+    os.utime(made)
+    assert entries.remove(found) and not made.exists()
 
 
 def test_a_seal_that_names_nothing_is_none(file: Path) -> None:
@@ -325,3 +328,15 @@ def test_a_model_that_is_replaced_while_it_is_read_is_not_remembered(
     monkeypatch.setattr(cache_folder, "_external_files", replaced)
     fingerprint(path)
     assert recall(path, "model") is None
+
+
+@pytest.mark.parametrize("error", [RecursionError("nested"), ModelError("damaged")])
+def test_a_model_that_cannot_be_read_has_its_own_bytes(
+    file: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(cache_folder, "_external_files", fails)
+    assert cache_folder.size_of_files(file) == file.stat().st_size
+    assert cache_folder.size_of_files(file.with_name("nowhere")) == 0

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import pytest
 
+from ranks.collectives.hierarchical import HierarchicalCommunicator
+from ranks.errors import CollectiveError
 from tests.ranks import worlds
 from tests.ranks.collectives.test_collectives import launcher, need
+from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 
 FLAT = ["gloo", "mpi"]
 PLACES = [[0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 1]]
@@ -91,3 +94,13 @@ def test_a_late_rank_is_named() -> None:
     report = world.ranks[2].reports
     assert report["error"] == "CollectiveTimeoutError", world.ranks[2].errors
     assert "Rank 3 did not come to all_reduce of float32[100] within" in report["message"]
+
+
+def test_a_part_is_not_split_again() -> None:
+    def work(rank: FakeCommunicator) -> None:
+        whole = HierarchicalCommunicator(((0, 1),), rank, rank, None)
+        part = HierarchicalCommunicator(((0, 1),), rank, rank, None, whole)
+        with pytest.raises(CollectiveError, match=r"^split: this group is a part of another one already"):
+            part.split([[0], [1]])
+
+    on_ranks(2, work)

@@ -121,6 +121,15 @@ def test_the_same_rank_twice(pool: ThreadPoolExecutor, job: str) -> None:
             future.result(PATIENCE)
 
 
+def test_another_that_says_it_is_rank_0(pool: ThreadPoolExecutor, job: str) -> None:
+    first = join(pool, job, 0, 2)
+    said = f"^Rank 0 was started twice: processes {os.getpid()} and {os.getpid()}\\.$"
+    with pytest.raises(CollectiveError, match=said):
+        meeting._connect(who(job, 0, 2), 0, PATIENCE)
+    with pytest.raises(CollectiveError, match=said):
+        first.result(PATIENCE)
+
+
 def test_another_world_size(pool: ThreadPoolExecutor, job: str) -> None:
     futures = [join(pool, job, 0, 3), join(pool, job, 1, 2)]
     for future in futures:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import secrets
 import threading
 import time
@@ -302,9 +303,18 @@ def test_gathers_made_ready_that_do_not_agree_raise_and_end_the_group(
     ]
     gathers = [pool.submit(call) for call in calls]
     assert any(isinstance(one.exception(PATIENCE), CollectiveError) for one in gathers)
+    told = [
+        re.match(
+            rf"Rank {1 - rank} is in .* while rank {rank} is in all_gather of float32\[1, {3 + rank}\]", why
+        )
+        for rank, one in enumerate(gathers)
+        if (why := str(one.exception()))
+    ]
+    assert any(told), [one.exception() for one in gathers]
     for one, call in zip(gathers, calls, strict=True):
         if one.exception() is not None:
-            with pytest.raises(CollectiveError, match="cannot be used any more"):
+            why = f"The group cannot be used any more: {one.exception()}"
+            with pytest.raises(CollectiveError, match=re.escape(why)):
                 call()
 
 

@@ -30,7 +30,7 @@ from ranks.collectives.torch.error import translate  # noqa: E402
 from ranks.collectives.torch.joining import attended  # noqa: E402
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError  # noqa: E402
 from ranks.identity.place import Identity  # noqa: E402
-from ranks.talk.connect import _connections  # noqa: E402
+from ranks.talk.connect import _connections, cut_to  # noqa: E402
 from tests.ranks.fake_nccl import Library, connected, installed  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -207,6 +207,48 @@ def test_a_split_that_fails_ends_the_whole(
     assert library.said[-1] == "abort all" and library.keys == {"shardrun-lost-0-world": b"0"}
     with pytest.raises(CollectiveError, match="cannot be used any more"):
         world.barrier()
+
+
+def test_what_a_lost_rank_had_done_is_no_failure(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have ended after its part, which comes a moment later."""
+    world, looked = connected(library, TWO), threading.Event()
+    work = SimpleNamespace(is_completed=looked.is_set, wait=lambda: None)
+
+    def lost(**_: Any) -> int:
+        looked.set()
+        return 1
+
+    world._membership.lost = lost  # type: ignore[method-assign]
+    monkeypatch.setattr(library, "all_reduce", lambda *_, **__: work)
+    world.all_reduce(torch.ones(3))
+    assert looked.is_set()
+
+
+def test_a_torch_that_takes_no_device_of_a_part(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, made = connected(library, TWO)._membership.groups, library.new_group
+    groups._connected = torch.device("cpu")
+    groups.part([0, 1], mine=True)
+    assert library.devices[-1] == groups._connected
+
+    def old(ranks: Any = None, timeout: Any = None, backend: Any = None) -> Any:
+        return made(ranks, timeout, backend)
+
+    monkeypatch.setattr(library, "new_group", old)
+    groups.part([0, 1], mine=True)
+    assert library.devices[-1] is None
+
+
+def test_connections_to_a_port_are_cut_and_no_others() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
+        pairs = [(socket.create_connection(at.getsockname()), at.accept()[0]) for at in (server, other)]
+        cut_to(server.getsockname()[1])
+        (ours, theirs), (still, open_) = pairs
+        with ours, theirs, still, open_:
+            with pytest.raises(BrokenPipeError):
+                ours.sendall(b"x")
+            assert theirs.recv(1) == b""
+            still.sendall(b"x")
+            assert open_.recv(1) == b"x"
 
 
 def test_others_are_told_of_a_lost_rank(library: Library) -> None:
@@ -485,13 +527,37 @@ def test_errors_are_left_to_us_and_the_environment_as_it_was(
         ("NCCL communicator was aborted: remote process exiting prematurely", PeerLostError),
         ("ncclRemoteError: A call failed possibly due to a network error", PeerLostError),
         ("Connection reset by peer", PeerLostError),
+        ("Connection closed by peer", PeerLostError),
+        ("Connection refused", PeerLostError),
+        ("Broken pipe", PeerLostError),
         ("Timed out waiting", CollectiveTimeoutError),
+        ("Wait timeout", CollectiveTimeoutError),
+        ("Timeout of 3000 ms", CollectiveTimeoutError),
         ("CUDA error: an illegal memory access was encountered", CollectiveError),
     ],
 )  # fmt: skip
 def test_what_the_library_says_of_a_failure(text: str, kind: type[CollectiveError]) -> None:
     found = translate(RuntimeError(text), "all_reduce", 0, 3.0, None)
     assert type(found) is kind and str(found).endswith(".") is (kind is not CollectiveError)
+
+
+@pytest.mark.parametrize(
+    ("text", "peer", "said"),
+    [
+        ("Connection reset", 1, "Rank 1 ended while rank 2 waited in all_reduce (Connection reset)."),
+        ("Broken pipe", None, "Another rank ended while rank 2 waited in all_reduce (Broken pipe)."),
+        (
+            "Timed out",
+            1,
+            "Rank 1 did not come to all_reduce within 3.5 s (rank 2 waited): look for what holds it up, or "
+            "raise SHARDRUN_TIMEOUT.",
+        ),
+        ("[pair.cc:12] out of memory\nmore", 1, "all_reduce failed on rank 2: out of memory"),
+        ("", 1, "all_reduce failed on rank 2: RuntimeError"),
+    ],
+)
+def test_a_failure_is_told_with_its_ranks_and_seconds(text: str, peer: int | None, said: str) -> None:
+    assert str(translate(RuntimeError(text), "all_reduce", 2, 3.5, peer)) == said
 
 
 @pytest.mark.parametrize(

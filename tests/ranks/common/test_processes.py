@@ -14,6 +14,7 @@ import pytest
 from ranks.common import processes
 from ranks.common.processes import Groups
 from tests.launcher.processes import wait_until
+from tests.ranks.threads import until
 
 LEAVES = "trap '' TERM; sleep 100 >/dev/null 2>&1 & echo $!"
 """A shell that ends, and what it leaves does not end when it is asked to."""
@@ -89,3 +90,20 @@ def test_who_is_asked_to_end(
     lacks(monkeypatch)
     processes.ask_to_end(lambda: processes.running(lambda number, name, fields: number == pid))
     assert wait_until(lambda: processes.status(pid) is None, 10)
+
+
+def test_who_computes_and_who_waits() -> None:
+    assert processes.is_running(os.getpid())
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        os._exit(len(os.read(reader, 1)))
+    try:
+        until(lambda: not processes.is_running(child))
+    finally:
+        os.close(writer)
+        os.close(reader)
+        until(lambda: processes.status(child) is None)  # which nobody has waited for yet
+        os.waitpid(child, 0)
+    assert not processes.is_running(child)

@@ -10,7 +10,7 @@ import pytest
 from launcher.cli import main
 from launcher.group.starting import run_program
 from ranks.cache.folder import cache_folder
-from ranks.common import settings
+from ranks.common import settings, sources
 from ranks.errors import SettingError
 from scripts import environment
 
@@ -71,6 +71,12 @@ def test_a_start_refuses_them_before_ranks_are_there(tmp_path: Path) -> None:
     script.write_text("raise SystemExit('it ran')")
     with pytest.raises(SettingError, match=r"^SHARDRUN_WEIGHTS must be on or off, but is 'maybe'\.$"):
         run_program(["exec", str(script)], ranks=2, environment={"SHARDRUN_WEIGHTS": "maybe"})
+
+
+def test_what_is_of_one_job_reaches_no_other() -> None:
+    environ = {item.name: "1" for item in settings.VARIABLES}
+    gone = {name.removeprefix("SHARDRUN_") for name in set(environ) - set(sources.clean(environ))}
+    assert gone == {"JOB", "CONTROL", "SCRATCH", "IDENTITY", "TOLD", "BOUND"}
 
 
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,10 @@ TORCHRUN = {
         (OPENMPI, (1, 4, 1, 2)),
         (MPICH, (3, 4, 1, 2)),
         (SRUN, (2, 3, 0, 1)),
+        (
+            {**SRUN, "SLURM_STEP_NUM_TASKS": "3", "SLURM_NTASKS": "8"},
+            (2, 3, 0, 1),
+        ),  # a step of a part of a job
         ({**SRUN, "PMIX_RANK": "2"}, (2, 3, 0, 1)),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "1(x3)", "SLURM_NODEID": "2"}, (2, 3, 0, 1)),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "what"}, (2, 3, 0, None)),

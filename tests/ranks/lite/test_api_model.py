@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -452,6 +453,27 @@ def test_encrypted_models_are_refused(tmp_path: Path) -> None:
         built(path, dec_key=b"k", dec_mode="")
     with pytest.raises(RuntimeError, match="is no encrypted MindIR file, but dec_key was given"):
         built(path, dec_key=b"k")
+
+
+def test_what_needs_a_built_model_says_so() -> None:
+    said = "the model is not built: call build_from_file first"
+    calls: dict[str, tuple[str, Callable[[Model], object]]] = {
+        "predict": (
+            rf"{said} \(model input len:0 not equal input len:1!\)\.",
+            lambda m: m.predict([np.ones(2)]),
+        ),
+        "resize": (rf"{said}\.", lambda m: m.resize([], [])),
+        "eval": (rf"{said}\.", lambda m: m.eval([], "accuracy")),
+        "session": (rf"{said}\.", lambda m: m.session()),
+    }
+    for name, (text, call) in calls.items():
+        with pytest.raises(ShardrunError, match=f"^{name} failed! Error is {text}$"):
+            call(Model())
+
+
+def test_a_session_needs_a_model_with_state(tmp_path: Path) -> None:
+    with pytest.raises(ShardrunError, match=r"^session failed! Error is .*/m\.onnx has no state"):
+        built(api_models.add_one(tmp_path / "m.onnx")).session()
 
 
 def test_missing_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

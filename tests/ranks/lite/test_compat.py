@@ -1,6 +1,7 @@
 """Scripts written for mindspore_lite: the import, and running them as Python does."""
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -174,6 +175,19 @@ def test_syntax_error_is_the_scripts_own(tmp_path: Path) -> None:
         compat.run_script(path)
     real = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60, check=False)
     assert compat.format_error(caught.value) == real.stderr
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_syntax_error_of_a_folder_or_an_archive_shows_nothing_of_what_reads_it(
+    tmp_path: Path, archive: bool
+) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").write_text("def f(:\n")
+    app = shutil.make_archive(str(tmp_path / "app"), "zip", tmp_path / "app") if archive else tmp_path / "app"
+    with pytest.raises(SyntaxError) as caught:
+        compat.run_script(app)
+    lines = compat.format_error(caught.value).splitlines()
+    assert lines[0].endswith('__main__.py", line 1') and "frozen" not in "".join(lines)
 
 
 def test_error_from_elsewhere_keeps_its_traceback() -> None:

@@ -220,6 +220,9 @@ def test_files_that_are_in_the_way(tmp_path: Path) -> None:
     assert (tmp_path / "notes.mindir").read_text() == "my notes"
     with pytest.raises(RuntimeError, match=r"there is no folder .*nowhere to write out\.mindir into"):
         Converter().convert(FmkType.ONNX, str(source), str(tmp_path / "nowhere" / "out"))
+    (tmp_path / "empty.mindir").touch()
+    Converter().convert(FmkType.ONNX, str(source), str(tmp_path / "empty"))
+    assert (tmp_path / "empty.mindir").stat().st_size
     (tmp_path / "text.onnx").write_text("no model")
     for wrong in ("text.onnx", "folder.mindir"):
         with pytest.raises(RuntimeError, match=r"^Converter model failed! model_file is "):

@@ -123,6 +123,15 @@ def test_a_scan_over_any_number_of_rows(tmp_path: Path) -> None:
     _check(_save(tmp_path / "model.onnx", SCAN), tmp_path / "out", feeds)
 
 
+def test_a_scan_from_the_end_along_other_axes(tmp_path: Path) -> None:
+    there = """scan_input_axes = [1], scan_input_directions = [1],
+    scan_output_axes = [1], scan_output_directions = [1],"""
+    text = SCAN.replace("num_scan_inputs = 1,", f"num_scan_inputs = 1, {there}")
+    text = text.replace("[t, n, 24] x", "[n, t, 24] x").replace("[t, n, 48] s", "[n, t, 48] s")
+    feeds: list[Feeds] = [{"x": _x(2, length, 24), "first": _x(2, 24, seed=9)} for length in (3, 1)]
+    _check(_save(tmp_path / "model.onnx", text), tmp_path / "out", feeds, worlds=(2,))
+
+
 @pytest.mark.parametrize("what", ["condition", "turns", "scanned"])
 def test_ranks_that_would_go_different_ways_refuse_together(what: str, tmp_path: Path) -> None:
     """Each names both ranks; after that they answer as before."""

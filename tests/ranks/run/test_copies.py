@@ -11,6 +11,7 @@ import pytest
 from ranks.common.tensors import TensorSpec
 from ranks.errors import ShardrunError
 from ranks.run.steps.copies import Copies
+from ranks.run.steps.sequences import Sequences
 from sharding.slices.state import StatePair
 
 SHAPES: dict[str, tuple[str | int, ...]] = {
@@ -53,5 +54,25 @@ def test_rows_stay_together_where_a_sum_cannot_be_told() -> None:
     feeds = {"input_ids": ones(4, 3), "attention_mask": ones(4, 5)}
     made = copies("replace")
     assert made.owners(feeds) == (0,)
+    made.check_lengths((0,), feeds, 2)
     with pytest.raises(ShardrunError, match="'total' must be before \\+ new, but not all"):
         made.check_lengths((0, 0, 1, 1), feeds, 2)
+
+
+def test_a_sequence_without_positions_may_get_other_rows() -> None:
+    made = copies("append")
+    fake: Any = SimpleNamespace(
+        owners=made.owners,
+        check=made.check,
+        mine=lambda owners: (),
+        together=lambda *_, owners, asked: owners,
+    )
+    parts = SimpleNamespace(cut=SimpleNamespace(outputs=()))
+    model: Any = SimpleNamespace(pairs=(), parts=parts, specs={}, copies=fake, shown=fake)
+    sequences = Sequences(model)
+    sequences.open(1)
+    assert sequences.step(1, {"input_ids": ones(4, 3)}) == (0, 0, 1, 1)
+    with pytest.raises(ShardrunError):
+        sequences.step(1, {"input_ids": ones(2, 3)})
+    sequences.rewind(1, 0)
+    assert sequences.step(1, {"input_ids": ones(2, 3)}) == (0, 1)

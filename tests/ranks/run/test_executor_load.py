@@ -19,8 +19,9 @@ import pytest
 from ranks.common import heap
 from ranks.errors import DeviceError, IdentityError, ModelError, ShardError, ShardrunError
 from ranks.models import model_file
-from ranks.run import executor, group
+from ranks.run import assembly, executor, group
 from ranks.run.placement import Placement
+from ranks.sessions.session import SessionConfig
 from sharding import slice_model
 from tests.ranks import state_models
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
@@ -91,6 +92,32 @@ def test_the_heap_is_set_for_ranks_with_state_alone(
     options = executor.LoadOptions(alone=alone)
     on_ranks(2, lambda c: executor.load(folder, communicator=c, threads=1, options=options))
     assert bool(set_up) == (alone and form == "state")
+
+
+def test_each_of_several_sessions_is_named_and_stops_its_threads(
+    slices: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[bool, str]] = []
+    create = assembly.create
+
+    def noted(model: bytes, config: SessionConfig, what: str) -> ort.InferenceSession:
+        made.append((config.many, what))
+        return create(model, config, what)
+
+    monkeypatch.setattr(assembly, "create", noted)
+    on_ranks(2, lambda rank: executor.load(slices / "two", communicator=rank, threads=1))
+    files = [slices / "two" / f"rank_{rank}.onnx" for rank in range(2)]
+    assert sorted(made) == [(True, f"segment 0 of {file}") for file in files]
+
+
+def test_a_model_may_be_without_nodes_or_outputs_but_not_without_both(tmp_path: Path) -> None:
+    texts = {"outputs": "g (float[2] x) => (float[2] x) {}", "nodes": "g (float[2] x) => () { y = Neg(x) }"}
+    for name, text in texts.items():
+        onnx.save(onnx.helper.make_model(onnx.parser.parse_graph(text)), tmp_path / f"{name}.onnx")
+        model_file.read(tmp_path / f"{name}.onnx")
+    onnx.save(onnx.helper.make_model(onnx.parser.parse_graph("g (float[2] x) => () {}")), tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=r"m\.onnx is not an ONNX model: it has no nodes and no outputs"):
+        model_file.read(tmp_path / "m.onnx")
 
 
 def test_wrong_world_size(two: Path) -> None:

@@ -194,15 +194,18 @@ BAD = {
     "send in a branch": (_sent_in_branch, "Send node '' lies in a subgraph of If node 'y'"),
     "function": (_in_function, "Function F holds the collective AllReduce node 'q'"),
     "function's subgraph": (_in_functions_subgraph, "Function F holds the collective AllReduce node 'inner'"),
-    "undefined": (lambda: _named(node("Relu", ["z"], ["y"])), "reads 'z', which is no input"),
-    "unsorted": (lambda: _named(node("Relu", ["a"], ["y"]), node("Neg", ["x"], ["a"])), "topological order"),
+    "undefined": (lambda: _named(node("Relu", ["z"], ["y"])), "Relu node 'y' reads 'z', which is no input"),
+    "unsorted": (
+        lambda: _named(node("Relu", ["a"], ["y"]), node("Neg", ["x"], ["a"])),
+        "Relu node 'y' reads 'a'",
+    ),
     "twice": (
         lambda: _named(node("Relu", ["x"], ["y"]), node("Neg", ["x"], ["y"])),
-        "produces 'y', which exists",
+        "Neg node 'y' produces 'y', which exists already",
     ),
     "input again": (
         lambda: _named(node("Relu", ["x"], ["x"]), node("Neg", ["x"], ["y"])),
-        "which exists already",
+        "Relu node 'x' produces 'x', which exists already",
     ),
     "no output": (
         lambda: _named(node("Relu", ["x"], ["z"])),
@@ -210,7 +213,7 @@ BAD = {
     ),
     "attribute": (
         lambda: _named(node("AllReduce", ["x"], ["y"], axis=1)),
-        "'axis', which AllReduce does not know",
+        "AllReduce node 'y' has the attribute 'axis', which AllReduce does not know",
     ),
     "type": (
         lambda: _named(node("AllGather", ["x"], ["y"], axis=1.5)),
@@ -218,14 +221,20 @@ BAD = {
     ),
     "no peer": (
         lambda: _named(node("Send", ["x"], []), node("Relu", ["x"], ["y"])),
-        "lacks its attribute 'peer'",
+        "Send node '' lacks its attribute 'peer'",
     ),
-    "no input": (lambda: _named(node("AllReduce", [], ["y"])), "0 inputs and 1 outputs"),
+    "no input": (
+        lambda: _named(node("AllReduce", [], ["y"])),
+        "AllReduce node 'y' has 0 inputs and 1 outputs",
+    ),
     "empty name": (lambda: _named(node("AllReduce", [""], ["y"])), "one output per input"),
-    "uneven": (lambda: _named(node("AllReduce", ["x", "x"], ["y"])), "2 inputs and 1 outputs"),
+    "uneven": (
+        lambda: _named(node("AllReduce", ["x", "x"], ["y"])),
+        "AllReduce node 'y' has 2 inputs and 1 outputs",
+    ),
     "recv input": (
         lambda: _named(node("Recv", ["x"], ["y"], peer=0, dtype=1, shape=[1])),
-        "1 inputs and 1 outputs",
+        "Recv node 'y' has 1 inputs and 1 outputs",
     ),
 }
 

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ranks.talk import orphan
 from tests.launcher.cli_tools import environment
 from tests.launcher.processes import LIMIT, MARK, marked, wait_until
 from tests.ranks import worlds
@@ -54,3 +56,18 @@ def test_ranks_end_with_a_killed_mpirun(tmp_path: Path, collectives: str, mode: 
             os.kill(pid, signal.SIGKILL)
         started.kill()
         started.wait()
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_rank_that_ends_anyway_does_not_end_as_an_orphan(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of its launcher, which comes as often first, changes neither its exit code nor what it says."""
+    reader, writer = os.pipe()
+    os.close(writer)
+    told: list[str] = []
+    monkeypatch.setattr(orphan, "_end", told.append)
+    monkeypatch.setattr(orphan, "sys", SimpleNamespace(is_finalizing=lambda: ends))
+    orphan._wait(reader, "mpirun (process 7)")
+    os.close(reader)
+    assert told == ([] if ends else ["mpirun (process 7)"])

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ranks.talk import area, wire
+from ranks.talk import frame as frames
 from ranks.talk.stream import Stream
 from ranks.talk.wire import Kind, Message, WireError
 from tests.left_behind import left_open, open_descriptors
@@ -244,6 +245,20 @@ def test_hostile_frames(name: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 32 << 20
+
+
+def test_a_message_may_be_as_long_as_its_limits_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    header, payload = wire.PREFIX.unpack_from(GOOD)[-2:]
+    assert received(GOOD, max_header=header, max_payload=payload).fields == {"a": 1}
+    for limits in ((header - 1, payload), (header, payload - 1)):
+        said = rf"announces {header} \+ {payload} bytes; at most {limits[0]} \+ {limits[1]} are allowed"
+        with pytest.raises(WireError, match=said):
+            received(GOOD, max_header=limits[0], max_payload=limits[1])
+    told = {"name": "x"}
+    monkeypatch.setattr(frames, "MAX_HEADER", size := len(frames.head(Kind.RESULT, told)[1]))
+    frames.head(Kind.RESULT, told)
+    with pytest.raises(WireError, match=rf"header has {size + 1} bytes; at most {size} are allowed"):
+        frames.head(Kind.RESULT, {"name": "xy"})
 
 
 def test_an_announced_gigabyte_that_does_not_come() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ranks.errors import ShardrunError
+from ranks.tokens import best
 from ranks.tokens.chooser import Chooser
 from ranks.tokens.options import SamplingOptions
 
@@ -57,6 +58,21 @@ def test_a_prompt_travels_only_where_it_counts() -> None:
     for given in OPTIONS:
         told = Chooser(SamplingOptions(**given), VOCABULARY, PROMPT, []).told()
         assert bool(told["prompt"]) == bool({"repetition_penalty", "no_repeat_ngram"} & set(given))
+
+
+def test_options_travel_without_what_was_not_given() -> None:
+    for given in OPTIONS:
+        options = SamplingOptions(**given)
+        told = json.loads(json.dumps(options.to_json()))
+        assert all(getattr(SamplingOptions(), name) != getattr(options, name) for name in told)
+        assert json.loads(json.dumps(SamplingOptions.from_json(told).to_json())) == told
+    assert SamplingOptions(suppressed=(), logit_bias={}, temperature=0.0).to_json() == {"temperature": 0.0}
+
+
+@pytest.mark.parametrize("count", [best.MOST, best.MOST + 1])
+def test_of_how_many_tokens_the_logits_are_asked_for(count: int) -> None:
+    chooser = Chooser(SamplingOptions(logit_bias=dict.fromkeys(range(count), 1.0)), 3 * count, PROMPT, [])
+    assert (chooser.want() is None) == (count > best.MOST)
 
 
 def test_logits_that_are_not_finite() -> None:

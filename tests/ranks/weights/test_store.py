@@ -27,7 +27,7 @@ from ranks.cache import durable, locks, regular_files, weight_entries, weight_en
 from ranks.cache.limit import limit_of
 from ranks.errors import ModelError, ShardrunError, WeightsError
 from ranks.sessions.session import SessionConfig, create
-from ranks.weights.prepared import keys
+from ranks.weights.prepared import keys, prepare
 from ranks.weights.prepared.store import Store, default_store
 from sharding.slices.manifest import sha256_of
 from tests.ranks import rank_models
@@ -816,3 +816,15 @@ def test_lists_of_lengths_stay_in_the_graph(store: Store, tmp_path: Path) -> Non
         assert all(np.array_equal(a, b) for a, b in zip(found, plain(path, feeds), strict=True))
     (key,) = store.opened
     assert len(weight_entries.take(store.folder, key)[0].blobs) == 2  # type: ignore[index]
+
+
+def test_of_operators_of_onnx_runtimes_own_the_types_stay_without_shapes() -> None:
+    made = {"a": "", "b": "com.microsoft"}
+    nodes = [helper.make_node("Relu", ["x"], [name], domain=domain) for name, domain in made.items()]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in made]
+    values.append(helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, [2]))
+    graph = helper.make_graph(nodes, "g", [], [], value_info=values)
+    prepare._forget_shapes(graph)
+    assert [value.name for value in graph.value_info] == ["b", "s"]
+    kept = graph.value_info[0].type.tensor_type
+    assert kept.elem_type == TensorProto.FLOAT and not kept.HasField("shape")

@@ -61,6 +61,38 @@ def test_equals_the_file_with_other_weights(name: str, tmp_path: Path) -> None:
     model.close()
 
 
+@pytest.mark.parametrize("shape", [(4, 0), (0, 5)])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_weight_without_values(shape: tuple[int, int], rank: int, tmp_path: Path) -> None:
+    x = (*("n", 2)[: rank - 1], shape[0])
+    case = Case("y = MatMul(x, w)", {"w": numbers(*shape)}, ("w",), inputs={"x": x})
+    path = case.save(tmp_path / "model.onnx")
+    model = executor.load(path, variable_weights=case.variable)
+    model.update_weights({"w": numbers(*shape)})
+    for found, wanted in zip(model.run(feeds_of(case)), oracle(path, feeds_of(case)), strict=True):
+        np.testing.assert_array_equal(found, wanted, strict=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "d, m = Dropout(w, half, yes)",
+        "d = RandomNormalLike(w)",
+        "d = RandomUniformLike(w)",
+        "p = Sigmoid(w) d = Bernoulli(p)",
+        "i = Multinomial<sample_size = 5>(w) d = Cast<to = 1>(i)",
+    ],
+)
+def test_what_is_drawn_is_drawn_in_each_run(text: str, tmp_path: Path) -> None:
+    weights: dict[str, Array] = {"w": W}
+    if "half" in text:
+        weights |= {"half": np.array(0.5, np.float32), "yes": np.array(True)}
+    case = Case(f"{text} y = MatMul(x, d)", weights)
+    model = executor.load(case.save(tmp_path / "model.onnx"), variable_weights=("w",))
+    first, second = (model.run(feeds_of(case))[0] for _ in range(2))
+    assert first.shape == second.shape and not np.array_equal(first, second)
+
+
 def test_what_weights_alone_decide_is_computed_once_per_update(tmp_path: Path) -> None:
     case = CASES["several steps"]
     model = executor.load(case.save(tmp_path / "model.onnx"), variable_weights=case.variable)
@@ -439,6 +471,7 @@ class TestModel:
             ({"variable_weights_file": "a\0b"}, "is no file"),
             ({"variable_weights_file": "empty"}, "names no weight"),
             ({"variable_weights_file": "binary"}, "byte 0 is not UTF-8"),
+            ({"variable_weights_file": "long"}, "has 67108865 bytes; a list of names has at most 67108864."),
             ({"variable_weights_list": "w,nope"}, "has no weight 'nope'"),
         ],
     )
@@ -448,6 +481,8 @@ class TestModel:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "empty").write_text("\n \n")
         (tmp_path / "binary").write_bytes(b"\xff\xfe\0")
+        with (tmp_path / "long").open("wb") as file:
+            file.truncate((64 << 20) + 1)
         with pytest.raises(RuntimeError) as caught:
             self.built(tmp_path, CASES["direct"], {"cpu_context": entries})
         assert isinstance(caught.value, ShardrunError) and words in str(caught.value)

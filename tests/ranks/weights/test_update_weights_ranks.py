@@ -124,6 +124,31 @@ def test_equals_the_whole_model_with_other_weights(
             assert error(answer, wanted[number // 2]) <= 1e-4, f"answer {number}"
 
 
+def test_another_load_takes_over_the_values_and_those_to_come(tmp_path: Path) -> None:
+    path = save("columns and rows", tmp_path / "model.onnx")
+    sharding.slice_model(path, 2, tmp_path / "slices")
+    first, second = ({"w1": weights_of("columns and rows", seed)["w1"]} for seed in (5, 6))
+
+    def work(world: FakeCommunicator) -> list[list[Array]]:
+        old, new = (
+            executor.load(tmp_path / "slices", communicator=world, threads=1, variable_weights=["w1"])
+            for _ in range(2)
+        )
+        new.run(FEEDS)
+        old.update_weights(first)
+        new.share_weights_of(old)
+        assert old.variable_names == new.variable_names == {"w1"}
+        answers = [new.run(FEEDS)]
+        new.update_weights(second)
+        return [*answers, new.run(FEEDS), old.run(FEEDS)]
+
+    wanted = [
+        oracle(replaced(path, state, tmp_path / "now.onnx"), FEEDS) for state in (first, second, second)
+    ]
+    for answers in on_ranks(2, work):
+        assert all(error(found, right) <= 1e-4 for found, right in zip(answers, wanted, strict=True))
+
+
 def test_all_ranks_refuse_what_one_refuses(tmp_path: Path) -> None:
     """Whatever one rank does not take, every rank says so, keeps its weights, and goes on in step."""
     path = save("columns and rows", tmp_path / "model.onnx")

@@ -61,6 +61,14 @@ def test_half_open_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
         assert protocol.receive(peer) is None
 
 
+def test_the_limits_are_those_of_the_page() -> None:
+    text = " ".join((Path(__file__).parents[4] / "docs" / "shared_weights.md").read_text().split())
+    assert f"A process that may attach has {server.HANDSHAKE_SECONDS:g} seconds to prove" in text
+    assert (
+        f"{server.MOST_PENDING} connections that have not proved it yet, and {server.MOST_ATTACHED}" in text
+    )
+
+
 def test_limits_for_one_process_make_room_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 60.0)
     monkeypatch.setattr(server, "MOST_ATTACHED", 3)

@@ -1,0 +1,47 @@
+"""Weights as they lie in a model's message."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+
+from ranks.errors import ModelError
+from ranks.weights.updated.values import of_file
+
+FILE = Path("m.onnx")
+FLOAT, HALF, WIDE = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"raw_data": bytes(12)}, "of m.onnx has 12 bytes instead of 16."),
+        ({"raw_data": bytes(17)}, "of m.onnx has 17 bytes instead of 16."),
+        (
+            {"float_data": [1.0, 2.0, 3.0]},
+            "of m.onnx is damaged: cannot reshape array of size 3 into shape (2,2).",
+        ),
+    ],
+)
+def test_values_that_are_not_whole(data: dict[str, object], said: str) -> None:
+    tensor = onnx.TensorProto(name="w", dims=[2, 2], data_type=FLOAT, **data)
+    with pytest.raises(ModelError, match=f"^The weight 'w' {re.escape(said)}$"):
+        of_file(tensor, FILE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(FLOAT, np.float32), (HALF, np.float16), (WIDE, ml_dtypes.bfloat16)]
+)
+@pytest.mark.parametrize("raw", [False, True])
+def test_values_in_the_message(kind: int, dtype: type, raw: bool) -> None:
+    wanted = np.array([[1.5, -2.0, 0.25]], dtype)
+    tensor = onnx.helper.make_tensor(
+        "w", kind, [1, 3], wanted.tobytes() if raw else wanted.ravel().tolist(), raw
+    )
+    found = of_file(tensor, FILE)
+    assert found.dtype == wanted.dtype and found.tolist() == wanted.tolist()
