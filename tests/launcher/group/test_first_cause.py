@@ -443,7 +443,7 @@ def test_a_rank_says_that_it_ended_the_job_and_another_one_is_missed_first(play:
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
 def test_the_first_rank_that_the_launching_program_names_counts(order: tuple[int, int]) -> None:
     """Those that it names later it may have ended itself, whichever was missed first."""
-    found = Findings(3, {})
+    found = Findings(3, {}, {})
     ended = {1: Ended(1, -signal.SIGSEGV), 2: Ended(2, -signal.SIGKILL)}
     found.troubles = {rank: cause.Trouble(rank, "h", ended=ended[rank]) for rank in order}
     found.name(1)
