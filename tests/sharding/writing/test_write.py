@@ -400,6 +400,7 @@ def test_what_ranks_hold_whole_is_stored_once(tmp_path: Path) -> None:
     for rank, entry in enumerate(manifest.ranks):
         names = [item.file for item in entry.files]
         assert names == [f"rank_{rank}.onnx", f"rank_{rank}.data", "shared.data"]
+        assert (tmp_path / f"out/rank_{rank}.data").stat().st_size == 301 * 512 * 4 // 2
     assert (tmp_path / "out/shared.data").stat().st_size == 7 * 301 * 4
     lockstep.assert_same(tmp_path / "out", path, {"x": graphs.array(3, 7)})
 
