@@ -114,6 +114,10 @@ def test_encrypted_ckpt(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, arrays(DATA / "model.ckpt")["fc3.bias"])
     with pytest.raises(ModelError, match="is not encrypted, but a key was given"):
         open_checkpoint(DATA / "model.safetensors", Key(secret))
+    # Lengths have no sign: read with one, these would fit the file.
+    path.write_bytes(struct.pack("<I", 0x7F3A5ED8) + tag + struct.pack("<2I", 0, (1 << 32) - 4))
+    with pytest.raises(ModelError, match="damaged or truncated in the block at byte 0"):
+        open_checkpoint(path, Key(secret))
 
 
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}

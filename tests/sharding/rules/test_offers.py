@@ -45,3 +45,13 @@ def test_positions_of_each_row_go_with_their_rows(rows: int | None, cut: bool) -
     assert bool(batches) is cut
     for option in batches if rows else []:
         assert option.inputs[9] == Split(0)
+
+
+@pytest.mark.parametrize(("axes", "cut"), [([0], {1}), ([0, 1], set()), ([1], {0})])
+def test_a_slice_has_a_start_and_an_end_for_each_axis(axes: list[int], cut: set[int]) -> None:
+    """Where it has not, nothing is known of those axes; ONNX Runtime refuses such a node when it runs."""
+    numbers = [np.asarray(item, np.int64) for item in ([1], [3], axes)]
+    shapes = [[4, 4], *(list(item.shape) for item in numbers)]
+    options = RULES["", "Slice"](_view("Slice", "", shapes, constants=[None, *numbers]))
+    found = [option.inputs[0] for option in options]
+    assert {item.axis for item in found if isinstance(item, Split) and item.blocks == 1} == cut
