@@ -402,9 +402,15 @@ def _external_strings(model: onnx.ModelProto) -> None:
     tensor.external_data.add(key="location", value="model.onnx")
 
 
+def _unmade(model: onnx.ModelProto) -> None:
+    model.graph.output.append(model.graph.output[0])
+    model.graph.output[-1].name = "nowhere"
+
+
 BROKEN: list[tuple[str, Callable[[onnx.ModelProto], object], str]] = [
     ("input twice", lambda model: _twice(model, "input"), "it has two inputs named 'x'"),
     ("weight twice", lambda model: _twice(model, "initializer"), "it has two weights named 'w1'"),
+    ("output of nothing", _unmade, "nothing produces its output 'nowhere'"),
     ("output twice", lambda model: _twice(model, "output"), "it has two outputs named 'y'"),
     ("place outside", lambda model: _sparse(model, np.asarray([0, 256])), "an index lies outside its shape"),
     ("place before", lambda model: _sparse(model, np.asarray([-1, 2])), "an index lies outside its shape"),
