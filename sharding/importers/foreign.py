@@ -22,11 +22,13 @@ class Kind:
     """What its first bytes hold, from ``at`` on; empty where they say nothing and the suffix must."""
     at: int = 0
 
+    def begins(self, head: bytes) -> bool:
+        """Whether a file's first bytes say that it is of this kind."""
+        return bool(self.magic) and head[self.at : self.at + len(self.magic)] == self.magic
+
     def fits(self, path: Path, head: bytes) -> bool:
         """Whether a file of no format that is read here is of this kind."""
-        if self.magic and head[self.at : self.at + len(self.magic)] == self.magic:
-            return True
-        return path.suffix.lower() in self.suffixes
+        return self.begins(head) or path.suffix.lower() in self.suffixes
 
 
 _EXPORT = "export the network as MindIR or ONNX instead (mindspore.export with file_format='MINDIR')"
@@ -50,7 +52,7 @@ KINDS = (
 def kind_of(path: Path, head: bytes) -> Kind | None:
     """The kind of a file with these first bytes; magic numbers count before names."""
     named = [kind for kind in KINDS if kind.fits(path, head)]
-    return min(named, key=lambda kind: not kind.magic, default=None)
+    return min(named, key=lambda kind: not kind.begins(head), default=None)
 
 
 def import_model(path: str | Path, *, key: Key | None = None, opset: int = 0) -> NoReturn:

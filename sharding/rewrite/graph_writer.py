@@ -145,6 +145,7 @@ class GraphWriter:
         kept: Iterable[ir.Attr],
         outputs: int,
     ) -> list[ir.Value]:
+        """A node's outputs; of an attribute that is in both, the one of ``attributes`` counts."""
         items = [*kept, *onnx_attributes(attributes)]
         node = self.ir.Node("", op_type, inputs, items, num_outputs=outputs)
         node.name = self.names.fresh(f"{self.place.name or self.place.op_type}/apart")

@@ -130,7 +130,7 @@ def _join(writer: GraphWriter, later: ir.Node, forward: ir.Node, backward: ir.No
     attributes: dict[str, object] = {"direction": "bidirectional"}
     if _LISTED in forward.attributes:
         attributes[_LISTED] = [*forward.attributes[_LISTED].value, *backward.attributes[_LISTED].value]
-    kept = [item for name, item in forward.attributes.items() if name not in (_LISTED, "direction")]
+    kept = forward.attributes.values()
     outputs = writer.node(forward.op_type, inputs, attributes, kept, len(forward.outputs))
     for made, old in zip(outputs, forward.outputs, strict=True):
         shape = shape_of(old)

@@ -147,6 +147,8 @@ def edited(*steps: Any, value: Any = ..., key: str | None = None) -> dict[str, A
         (edited("server_list", 0, "device", 1, "rank_id", value=True), "found true"),
         (edited("server_list", 0, "device", 0, "device_ip", value="1.2.3"), "device_ip: expected an IP address"),
         (edited("group_list", value=[]), 'expected a rank table of version "1.0" with a server_list'),
+        (edited("group_list", value=[]), "found the grouped format (group_list); write it anew"),
+        (edited("server_group_list", value=[]), "found the grouped format (server_group_list); write it anew"),
         ([], "$: expected an object with version, server_count, server_list and status, found []"),
     ],
 )  # fmt: skip

@@ -90,6 +90,9 @@ def test_bad_output_folders_end_with_2_before_anything_is_read(
     make: object, advice: str, tmp_path: Path
 ) -> None:
     output = make(tmp_path)  # type: ignore[operator]
+    with pytest.raises(OSError) as found:
+        probe(output)
+    assert str(tmp_path) in str(found.value)  # which place, for what does not say it itself
     with pytest.raises(OutputError, match=advice):
         check_output(output)
     with pytest.raises(ConfigError):

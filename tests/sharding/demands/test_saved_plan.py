@@ -122,6 +122,7 @@ GOOD: dict[str, Any] = {
         ({"nodes": {"z": "MatMul(replicated) -> replicated"}}, "has no node that makes \"z\""),
         ({"nodes": {"a": "Add(replicated, split:1) -> split:1"}}, "the plan has another operator there"),
         ({"nodes": {"a": "MatMul(replicated) -> split:1"}}, "expected placements of 2 inputs and 1 outputs"),
+        ({"nodes": {"a": "MatMul(replicated, split:1) -> split:1, split:1"}}, "of 2 inputs and 1 outputs"),
         ({"nodes": {"a": "MatMul(here, there) -> split:1"}}, "expected placements such as split:1"),
         ({"nodes": {"a": "MatMul(split:1, split:1) -> split:1"}}, "cannot take 'x' split on axis 1 and 'w1'"),
         ({"nodes": {"a": "MatMul(replicated, split:7) -> split:1"}}, "cannot take 'w1' split on axis 7"),

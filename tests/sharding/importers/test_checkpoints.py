@@ -114,6 +114,10 @@ def test_encrypted_ckpt(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, arrays(DATA / "model.ckpt")["fc3.bias"])
     with pytest.raises(ModelError, match="is not encrypted, but a key was given"):
         open_checkpoint(DATA / "model.safetensors", Key(secret))
+    # Lengths have no sign: read with one, these would fit the file.
+    path.write_bytes(struct.pack("<I", 0x7F3A5ED8) + tag + struct.pack("<2I", 0, (1 << 32) - 4))
+    with pytest.raises(ModelError, match="damaged or truncated in the block at byte 0"):
+        open_checkpoint(path, Key(secret))
 
 
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -164,6 +168,74 @@ def test_safetensors_of_the_library(tmp_path: Path) -> None:
     for name, array in wanted.items():
         assert found[name].dtype == array.dtype
         np.testing.assert_array_equal(found[name], array)
+
+
+# Of each type the elements 1 and 2, by the page of the format (https://huggingface.co/docs/safetensors).
+ONE_AND_TWO = {
+    "BOOL": ("bool", b"\1\1"),
+    "U8": ("uint8", b"\1\2"),
+    "I8": ("int8", b"\1\2"),
+    "U16": ("uint16", b"\1\0\2\0"),
+    "I16": ("int16", b"\1\0\2\0"),
+    "U32": ("uint32", struct.pack("<2I", 1, 2)),
+    "I32": ("int32", struct.pack("<2i", 1, 2)),
+    "U64": ("uint64", struct.pack("<2Q", 1, 2)),
+    "I64": ("int64", struct.pack("<2q", 1, 2)),
+    "F16": ("float16", struct.pack("<2e", 1, 2)),
+    "F32": ("float32", struct.pack("<2f", 1, 2)),
+    "F64": ("float64", struct.pack("<2d", 1, 2)),
+    "C64": ("complex64", struct.pack("<4f", 1, 0, 2, 0)),
+    "BF16": ("bfloat16", b"\x80\x3f\x00\x40"),
+    "F8_E4M3": ("float8_e4m3fn", b"\x38\x40"),
+    "F8_E5M2": ("float8_e5m2", b"\x3c\x40"),
+}
+
+
+def test_every_type_of_safetensors(tmp_path: Path) -> None:
+    at, header = 0, {}
+    for kind, (_, content) in ONE_AND_TWO.items():
+        header[kind] = {"dtype": kind, "shape": [2], "data_offsets": [at, at := at + len(content)]}
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(safetensors_bytes(header, b"".join(content for _, content in ONE_AND_TWO.values())))
+    found = arrays(path)
+    assert {kind: array.dtype.name for kind, array in found.items()} == {
+        kind: name for kind, (name, _) in ONE_AND_TWO.items()
+    }
+    for kind, array in found.items():
+        assert array.astype(np.complex64).tolist() == [1, 1 if kind == "BOOL" else 2], kind
+
+
+def test_every_type_of_ckpt(tmp_path: Path) -> None:
+    """MindSpore writes the names of unsigned types in both ways."""
+    kinds = {"Bool": "BOOL", "BFloat16": "BF16", "Complex64": "C64"}
+    for bits in (8, 16, 32, 64):
+        kinds |= {f"Int{bits}": f"I{bits}", f"UInt{bits}": f"U{bits}", f"Uint{bits}": f"U{bits}"}
+    kinds |= {f"Float{bits}": f"F{bits}" for bits in (16, 32, 64)}
+    path = tmp_path / "w.ckpt"
+    path.write_bytes(
+        b"".join(value(kind, kind, [2], ONE_AND_TWO[same][1]) for kind, same in kinds.items())
+        + value("Complex128", "Complex128", [2], struct.pack("<4d", 1, 0, 2, 0))
+    )
+    found = arrays(path)
+    assert found.pop("Complex128").dtype == np.complex128
+    assert {kind: array.dtype.name for kind, array in found.items()} == {
+        kind: ONE_AND_TWO[same][0] for kind, same in kinds.items()
+    }
+    for kind, array in found.items():
+        assert array.astype(np.complex64).tolist() == [1, 1 if kind == "Bool" else 2], kind
+
+
+def test_torch_gets_the_elements_of_each_of_its_types() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    from sharding.importers.networks.weights import as_tensor
+
+    special = [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
+    for dtype in (*map(np.dtype, special), np.dtype(np.float16), np.dtype(np.int64)):
+        for array in (np.array([[1, 2, 3]]).astype(dtype)[:, ::2], np.array(2).astype(dtype)):
+            tensor = as_tensor(array)
+            assert str(tensor.dtype) == f"torch.{dtype.name}"
+            assert tensor.float().tolist() == array.astype(np.float32).tolist()
 
 
 def index(folder: Path, weight_map: Any) -> Path:

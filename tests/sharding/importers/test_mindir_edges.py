@@ -76,6 +76,14 @@ SPECIAL = {
 }
 
 
+def test_a_smooth_loss_begins_its_line_at_1(tmp_path: Path) -> None:
+    """Where the file does not say where."""
+    x, target = np.float32([0, 0.05, 0.5, 1, 1.5, -3]), np.zeros(6, np.float32)
+    found = run(tmp_path, "SmoothL1Loss", x, target)
+    wanted = torch.nn.functional.smooth_l1_loss(*map(torch.from_numpy, (x, target)), reduction="none")
+    assert_near(found, wanted)
+
+
 @pytest.mark.parametrize("kind", SPECIAL)
 def test_special_functions(kind: str, tmp_path: Path) -> None:
     """Torch computes in float64: in float32 it loses the waves of large numbers."""

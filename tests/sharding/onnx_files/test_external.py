@@ -10,7 +10,7 @@ import pytest
 
 from sharding.errors import ModelError
 from sharding.onnx_files.external import Place, extents, file_of, find_data, locations, place_of, put_place
-from sharding.onnx_files.protobuf import IN_MODEL_FILE
+from sharding.onnx_files.protobuf import IN_MODEL_FILE, field
 
 ROOT = Path(__file__).parents[3]
 
@@ -20,6 +20,13 @@ def tensor(**told: str) -> onnx.TensorProto:
     for key, value in told.items():
         made.external_data.add(key=key, value=value)
     return made
+
+
+def test_a_location_that_is_no_text_is_shown() -> None:
+    """protobuf gives such a text as bytes, where it reads a file."""
+    entry = onnx.StringStringEntryProto(key="location", value="????").SerializeToString()
+    made = onnx.TensorProto.FromString(field(13, entry.replace(b"????", b"a\xff.d")))
+    assert place_of(made).location == repr(b"a\xff.d")
 
 
 def test_a_place_is_read_as_it_was_put() -> None:

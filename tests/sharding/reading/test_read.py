@@ -351,6 +351,25 @@ def test_sparse_weights_become_dense(tmp_path: Path, kind: str, places: object) 
     lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, 16)})
 
 
+@pytest.mark.parametrize("kind", ["weight", "constant"])
+def test_the_bound_of_sparse_weights_is_for_all_together(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def two(model: onnx.ModelProto) -> None:
+        _sparse(model, np.asarray([1, 13]), kind=kind)
+        more = onnx.SparseTensorProto(dims=[8])
+        more.values.CopyFrom(onnx.numpy_helper.from_array(np.float32([1]), "more"))
+        more.indices.CopyFrom(onnx.numpy_helper.from_array(np.asarray([3]), "places"))
+        model.graph.sparse_initializer.append(more)
+
+    path = _changed(tmp_path, two)
+    monkeypatch.setattr("sharding.onnx_files.sparse.MAX_BYTES", (32 * 8 + 8) * 4)
+    assert read_model(path).weights["w2"].shape == (32, 8)
+    monkeypatch.setattr("sharding.onnx_files.sparse.MAX_BYTES", (32 * 8 + 8) * 4 - 1)
+    with pytest.raises(ModelError, match="as a dense one; at most 1055 are made of all sparse ones"):
+        read_model(path)
+
+
 def _huge_sparse(model: onnx.ModelProto) -> None:
     _sparse(model, np.asarray([0, 9]))
     model.graph.sparse_initializer[0].dims[:] = [1 << 40, 1 << 40]
@@ -383,9 +402,15 @@ def _external_strings(model: onnx.ModelProto) -> None:
     tensor.external_data.add(key="location", value="model.onnx")
 
 
+def _unmade(model: onnx.ModelProto) -> None:
+    model.graph.output.append(model.graph.output[0])
+    model.graph.output[-1].name = "nowhere"
+
+
 BROKEN: list[tuple[str, Callable[[onnx.ModelProto], object], str]] = [
     ("input twice", lambda model: _twice(model, "input"), "it has two inputs named 'x'"),
     ("weight twice", lambda model: _twice(model, "initializer"), "it has two weights named 'w1'"),
+    ("output of nothing", _unmade, "nothing produces its output 'nowhere'"),
     ("output twice", lambda model: _twice(model, "output"), "it has two outputs named 'y'"),
     ("place outside", lambda model: _sparse(model, np.asarray([0, 256])), "an index lies outside its shape"),
     ("place before", lambda model: _sparse(model, np.asarray([-1, 2])), "an index lies outside its shape"),

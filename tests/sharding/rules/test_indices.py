@@ -10,6 +10,7 @@ import pytest
 
 import sharding
 from sharding.planning.plan import plan_model
+from sharding.search.refusals import INDICES
 from sharding.slices.manifest import read_manifest
 from tests.sharding import graphs, lockstep
 
@@ -200,3 +201,14 @@ def test_indices_that_one_rank_alone_may_refuse_stay_whole(tmp_path: Path, case:
     assert _cut_indices(path) == []
     sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
     lockstep.assert_same(tmp_path / "slices", path, feeds)
+
+
+def test_a_region_names_its_image(tmp_path: Path) -> None:
+    """ONNX Runtime checks the numbers of the images, and not where in them the regions lie."""
+    text = """g (float[2, 1, 4, 4] x, float[r, 4] w, int64[r] n) => (float[r, 1, 1, 1] y) {
+      y = RoiAlign(x, w, n) }"""
+    path = graphs.save(tmp_path / "m.onnx", text, {})
+    feeds = {"x": graphs.array(2, 1, 4, 4), "w": np.float32([[0, 0, 99, 99]]), "n": np.asarray([1])}
+    assert not _refusal(path, feeds)
+    assert _refusal(path, {**feeds, "n": np.asarray([2])})
+    assert INDICES["", "RoiAlign"] == (2,)

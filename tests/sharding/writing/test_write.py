@@ -383,6 +383,16 @@ def test_a_lock_of_another_program_is_not_waited_for_without_end(
     assert read_manifest(tmp_path / "out").world_size == 2
 
 
+def test_a_file_system_without_locks_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    with folder.new_folder(tmp_path / "out", 1) as made:
+        (made / "x").write_text("here")
+    assert [item.name for item in tmp_path.iterdir()] == ["out"]
+
+
 def _whole_and_split(path: Path) -> Path:
     """A product whose weight is split, and one whose 7 x 301 elements no 2 ranks can split."""
     text = "g (float[n, 7] x) => (float[n, 512] y) { a = MatMul(x, odd) b = Relu(a) y = MatMul(b, even) }"
@@ -400,6 +410,7 @@ def test_what_ranks_hold_whole_is_stored_once(tmp_path: Path) -> None:
     for rank, entry in enumerate(manifest.ranks):
         names = [item.file for item in entry.files]
         assert names == [f"rank_{rank}.onnx", f"rank_{rank}.data", "shared.data"]
+        assert (tmp_path / f"out/rank_{rank}.data").stat().st_size == 301 * 512 * 4 // 2
     assert (tmp_path / "out/shared.data").stat().st_size == 7 * 301 * 4
     lockstep.assert_same(tmp_path / "out", path, {"x": graphs.array(3, 7)})
 
