@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,7 @@ from ranks.models import imported, model_file, optional, pattern
 from ranks.run import group
 from ranks.run.placement import ON_CPU, Placement
 from ranks.run.rank_model import Interface, RankModel, Stats
-from ranks.sessions import idle
-from ranks.sessions.empty import fatal_operator
+from ranks.sessions import empty, idle
 from ranks.sessions.session import SessionConfig, at, create, default_threads
 from ranks.weights.shared import automatic
 from sharding.slices.cut_short import WHOLE_FILES
@@ -189,10 +188,14 @@ def _load(  # noqa: PLR0917 - what `load` was given
             from ranks.agreement.likeness import Loaded
 
             read = Loaded(file, model, part, manifest)
-            return _load_group(read, communicator, config, dims, variable, fits)
+            loaded = _load_group(read, communicator, config, dims, variable, fits)
+            loaded.never_empty = empty.of_manifest(manifest)
+            return loaded
         if variable:
             weights = _marked(model, variable, file, config)
-    return _load_plain(file, model if dims or variable or precision else None, config, weights)
+    loaded = _load_plain(file, model if dims or variable or precision else None, config, weights)
+    loaded.never_empty = empty.of_file(file) if manifest is None else empty.of_manifest(manifest)
+    return loaded
 
 
 def _load_plain(
@@ -228,17 +231,11 @@ def _load_plain(
     stats = None
     if weights is not None and model is not None:
         stats = Stats(1, 0, model_file.weight_bytes(model) + weights.nbytes, 0.0)
-    fatal = _known_fatal(model) if model is not None else lambda: fatal_operator(model_file.read(file))
-    interface = Interface(inputs, outputs, fed, fatal=fatal)
+    interface = Interface(inputs, outputs, fed)
     stateful = partial(_plain_stateful, file, session, interface, config, weights)
     loaded = RankModel(file, interface, session=session, stats=stats, weights=weights, stateful=stateful)
     loaded.idle = idle.of_sessions([session])
     return loaded
-
-
-def _known_fatal(model: onnx.ModelProto) -> Callable[[], str]:
-    found = fatal_operator(model)  # now: a model that is kept would keep its weights
-    return lambda: found
 
 
 def _plain_stateful(
@@ -319,7 +316,7 @@ def _cut_model(
     defaults = defaults or {}
     fed = [spec for spec in made.inputs if spec.name not in defaults]
     rest = [spec for spec in made.inputs if spec.name in defaults]
-    interface = Interface(fed, made.outputs, rest, defaults, _known_fatal(made.model))
+    interface = Interface(fed, made.outputs, rest, defaults)
     loaded = RankModel(
         file, interface, program=made.program, stats=stats, weights=weights, together=together,
         stateful=made.stateful,

@@ -62,8 +62,6 @@ class Interface:
     outputs: list[TensorSpec]
     optional: Sequence[TensorSpec] = ()
     defaults: Mapping[str, Array] = field(default_factory=dict)
-    fatal: Callable[[], str] = str
-    """`ranks.sessions.empty.fatal_operator` of it."""
 
 
 class RankModel:
@@ -74,6 +72,8 @@ class RankModel:
     """Hears of each run, and gives buffers back where there is none; None where none can be given back."""
     on_device: bool = False
     """Whether a device computes it, and not the processors of this process."""
+    never_empty: empty.Find = staticmethod(empty.nothing)
+    """Finds the inputs' axes that must not be empty; in a group, the same on all ranks."""
 
     def __init__(
         self,
@@ -101,7 +101,6 @@ class RankModel:
         self._weights = weights
         self._together = together
         self._stateful = stateful
-        self._fatal = interface.fatal
         self._sequences: Sequences | None = None
         self._lock = threading.Lock()
         forks.in_child(self, RankModel._renew_lock)
@@ -126,7 +125,7 @@ class RankModel:
             feeds = {**self._defaults, **feeds}
             specs = self._fed(feeds)
         given: Mapping[str, Array | ort.OrtValue] = (checked := checked_feeds(specs, feeds))
-        empty.check(checked.values(), self._fatal)
+        empty.check(checked, self.never_empty)
         session, idle = self._session, self.idle  # another thread may close the model meanwhile
         if session is not None:
             if self._weights is not None:
@@ -198,6 +197,7 @@ class RankModel:
                 raise ShardrunError(f"The model {self.given} is closed.")
             with self.idle or contextlib.nullcontext():
                 fed = {**self._defaults, **feeds}
+                empty.check(fed, self.never_empty)
                 if self.on_device:
                     return by_device(lambda: sequences.step(number, fed, asked))
                 return sequences.step(number, fed, asked)
@@ -208,6 +208,7 @@ class RankModel:
         time: each is a `step`. The model is not idle meanwhile."""
         from ranks.run.steps.again import Stepping
 
+        empty.check(feeds, self.never_empty)
         steps = Stepping(self.sequences, number, {**self._defaults, **feeds})
 
         def take(asked: Asked | None = None) -> dict[str, Array]:

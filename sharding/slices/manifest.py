@@ -16,6 +16,8 @@ from sharding.errors import ShardError
 from sharding.slices.batch import BatchAxes, read_sums
 from sharding.slices.manifest_fields import Field
 from sharding.slices.mesh import AXES, Mesh
+from sharding.slices.never_empty import NeverEmpty
+from sharding.slices.never_empty import read as read_never_empty
 from sharding.slices.state import StatePair, check_pairs, read_pairs, to_json
 
 FORMAT = "shardrun-slices"
@@ -119,6 +121,8 @@ class Manifest:
     """The open lengths planned for, by symbol; the file may leave them out."""
     state: tuple[StatePair, ...] = ()
     """The inputs that are fed what outputs gave in the step before; the file may leave them out."""
+    never_empty: tuple[NeverEmpty, ...] = ()
+    """Axes of inputs that must not be empty; the file may leave them out."""
 
     def __post_init__(self) -> None:
         if self.mesh is _NO_MESH:
@@ -131,6 +135,7 @@ class Manifest:
         body["mesh"] = dict(self.mesh.axes)
         body["batch"] = self.batch.to_json()
         body["state"] = to_json(self.state)
+        body["never_empty"] = [rule.to_json() for rule in self.never_empty]
         tensors = (*body["inputs"], *body["optional_inputs"], *body["outputs"])
         for entry in (*tensors, *body["weights"].values(), *body["collectives"]):
             for key in ("open_rank", "made_of", "within"):  # left out where they say nothing
@@ -152,6 +157,7 @@ class Manifest:
             *(["optional_inputs"] if self.optional_inputs else []),
             "outputs",
             *(["state"] if self.state else []),
+            *(["never_empty"] if self.never_empty else []),
             "whole",
         )
         return json.dumps(head | {key: body[key] for key in order}, indent=1, ensure_ascii=False) + "\n"
@@ -221,6 +227,7 @@ def parse_manifest(text: str | bytes, where: str = FILE_NAME) -> Manifest:
         optional_inputs=tuple(_tensor(item) for item in root.get("optional_inputs", []).items()),
         lengths={name: item.integer(1) for name, item in root.get("lengths", {}).entries()},
         state=read_pairs(root.get("state", [])),
+        never_empty=read_never_empty(root.get("never_empty", [])),
     )
     ranks = manifest.ranks
     if len(ranks) != world_size or any(entry.rank != rank for rank, entry in enumerate(ranks)):

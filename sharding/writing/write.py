@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from sharding.common.version import version
 from sharding.errors import SliceError
+from sharding.graph.values import shape_of
 from sharding.importers.write import Progress
 from sharding.planning.plan import Plan, model_tensors
 from sharding.reading.head import find_head
 from sharding.slices import manifest as manifests
+from sharding.slices import never_empty
 from sharding.slices.cut_short import WHOLE_FILES
 from sharding.slices.folder import check_output as check_output  # noqa: PLC0414 - part of this module's interface
 from sharding.slices.folder import new_folder
@@ -158,6 +160,22 @@ def _manifest(plan: Plan, written: dict[int, tuple[FileEntry, ...]]) -> Manifest
         reason=plan.reason,
         lengths=dict(plan.lengths),
         state=plan.state,
+        never_empty=_never_empty(fed, graph),
+    )
+
+
+def _never_empty(fed: Sequence[ir.Value], graph: ir.Graph) -> tuple[never_empty.NeverEmpty, ...]:
+    return never_empty.find(
+        [(value.name or "", shape_of(value) or ()) for value in fed],
+        (
+            (
+                node.domain,
+                node.op_type,
+                [shape_of(value) if value is not None else None for value in node.inputs],
+            )
+            for node in graph
+            if never_empty.is_fatal(node.domain, node.op_type)
+        ),
     )
 
 

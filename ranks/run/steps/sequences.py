@@ -11,7 +11,6 @@ from ranks.errors import CollectiveError, ShardrunError
 from ranks.run.steps.likeliest import Asked, Shared, telling
 from ranks.run.steps.runner import Steps
 from ranks.run.steps.shown import Rows, shown
-from ranks.sessions import empty
 from ranks.state import feeds as known_feeds
 from ranks.state import pairs as state_pairs
 from ranks.state.parts import part
@@ -275,7 +274,6 @@ class Sequences:
         try:
             if number in self._failed:
                 raise ShardrunError(self._failed[number])
-            empty.check(feeds.values(), partial(empty.fatal_operator, self._model.parts.cut.model))
             if state is None:
                 states = {pair.input for pair in self._model.pairs}
                 initial = {name: array for name, array in feeds.items() if name in states}

@@ -17,6 +17,7 @@ from sharding.errors import ShardError
 from sharding.slices import manifest as manifests
 from sharding.slices.batch import BatchAxes
 from sharding.slices.mesh import Mesh
+from sharding.slices.never_empty import NeverEmpty
 
 DIGEST = "0" * 64
 
@@ -58,6 +59,17 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     manifests.write_manifest(tmp_path, example())
     assert manifests.read_manifest(tmp_path) == example()
+
+
+def test_axes_that_must_not_be_empty(tmp_path: Path) -> None:
+    known = dataclasses.replace(example(), never_empty=(NeverEmpty("GRU", {"x": 0}),))
+    manifests.write_manifest(tmp_path, known)
+    assert manifests.read_manifest(tmp_path) == known
+    file = tmp_path / manifests.FILE_NAME
+    before, behind = file.read_text("utf-8").split('"never_empty"')
+    file.write_text('"never_empty"'.join((before, behind.replace('"x": 0', '"x": -1'))), "utf-8")
+    with pytest.raises(ShardError, match=r"never_empty\[0\]\.axes.* must be a whole number"):
+        manifests.read_manifest(tmp_path)
 
 
 def test_inputs_of_any_number_of_axes(tmp_path: Path) -> None:
