@@ -121,7 +121,8 @@ class TensorModel(Served["Group"]):
         """The outputs of one request. Raises `RefusalError` where there is no room or no time, and what the
         ranks raise. A caller that is cancelled leaves the queue."""
         ready = self.ready
-        fitting = ready._tensors(feeds)  # what does not fit is refused before it waits
+        # What does not fit is refused before it waits, and holds up nobody else: no file is read for it.
+        fitting = ready._tensors(feeds, hint=False)
         if self._queue.full:
             self.metrics.refused.labels(self.name).inc()
             raise RefusalError(
