@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +31,8 @@ class ReadyModel(ABC):
     outputs: list[TensorSpec]
     _model: Path
     _noted = False
+    _weights: Collection[str] | None = None
+    """The names of its weights, once somebody fed what it has no input for."""
 
     @property
     @abstractmethod
@@ -113,8 +115,12 @@ class ReadyModel(ABC):
         self._check_open()
         return of_ranks(self).generate(prompt, options, inputs=inputs, special=True, **more)
 
-    def _tensors(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """What a request sends. Raises `ShardrunError` for inputs that do not fit the model."""
+    def _tensors(self, feeds: Mapping[str, Array], *, hint: bool = True) -> dict[str, Array]:
+        """What a request sends. Raises `ShardrunError` for inputs that do not fit the model.
+
+        ``hint``: whether it says what to do where a weight was fed, for which the model's file is read once.
+        A large one takes a second.
+        """
         if not isinstance(feeds, Mapping):
             raise ShardrunError(
                 f"Inputs are a mapping of names to arrays, such as {{{self.inputs[0].name!r}: array}}, "
@@ -125,7 +131,7 @@ class ReadyModel(ABC):
         try:
             checked = checked_feeds(specs, feeds)
         except ShardrunError as error:
-            raise self._of_weights(error, feeds) from None
+            raise (self._of_weights(error, feeds) if hint else error) from None
         self._note_symbols(specs, checked.values())
         return checked
 
@@ -137,8 +143,9 @@ class ReadyModel(ABC):
             return error
         from launcher.inspection.signature import fed_weight, weights_of
 
-        weights = weights_of(self._model)
-        found = next((name for name in unknown if name in weights), None)
+        if self._weights is None:
+            self._weights = frozenset(weights_of(self._model))
+        found = next((name for name in unknown if name in self._weights), None)
         return error if found is None else ShardrunError(f"{str(error).rstrip('.')}{fed_weight(found)}.")
 
     def _note_symbols(self, specs: Sequence[TensorSpec], arrays: Iterable[Array]) -> None:

@@ -32,8 +32,9 @@ AHEAD = 2
 """Runs on their way at once: the next one lies ready when ranks have finished one. More would gain nothing,
 and let whoever asks next wait for more."""
 _MORE, _QUICK_NS, _STEADY = 2, 5_000_000, 16
-"""So many more go where each of so many runs in a row came back so soon: ranks and this process then wake up
-less often, which takes as long as such a run, and nobody waits for much."""
+"""So many more go where ranks would compute all of them within so short a time, by each of so many runs in a
+row: ranks and this process then wake up less often, which takes as long as such a run, and nobody waits for
+much. They go until a run takes twice as long: models at the edge would else change all the time."""
 
 
 @dataclass(eq=False)
@@ -61,7 +62,7 @@ class TensorModel(Served["Group"]):
     _runs: set[asyncio.Future[None] | asyncio.Future[dict[str, Array]]] = field(default_factory=set)
     """Those on their way to the ranks."""
     _quick: int = 0
-    """How many runs in a row came back soon."""
+    """How many runs in a row were short."""
     _observed: tuple[Late, Late] | None = None
     _landed: asyncio.Event = field(default_factory=asyncio.Event)
     """A run has ended."""
@@ -121,7 +122,8 @@ class TensorModel(Served["Group"]):
         """The outputs of one request. Raises `RefusalError` where there is no room or no time, and what the
         ranks raise. A caller that is cancelled leaves the queue."""
         ready = self.ready
-        fitting = ready._tensors(feeds)  # what does not fit is refused before it waits
+        # What does not fit is refused before it waits, and holds up nobody else: no file is read for it.
+        fitting = ready._tensors(feeds, hint=False)
         if self._queue.full:
             self.metrics.refused.labels(self.name).inc()
             raise RefusalError(
@@ -155,16 +157,16 @@ class TensorModel(Served["Group"]):
 
     def _send(self, ready: Group, request: Request) -> None:
         """Sends a request by itself, without a task: most need none."""
-        began = time.monotonic_ns()
+        began, ahead = time.monotonic_ns(), len(self._runs)
         try:
             sent = ready._submit_fitting(request.feeds)
         except Exception as error:
             self._fail(request, error)
             return
         self._runs.add(sent)
-        sent.add_done_callback(functools.partial(self._sent, request, began))
+        sent.add_done_callback(functools.partial(self._sent, request, began, ahead))
 
-    def _sent(self, request: Request, began: int, sent: asyncio.Future[dict[str, Array]]) -> None:
+    def _sent(self, request: Request, began: int, ahead: int, sent: asyncio.Future[dict[str, Array]]) -> None:
         """Ranks have answered it; who waits next goes to them."""
         self._runs.discard(sent)
         try:
@@ -173,7 +175,7 @@ class TensorModel(Served["Group"]):
             elif (error := sent.exception()) is not None:
                 self._fail(request, error)
             else:
-                self._answered(Batch([request]), [sent.result()], began)
+                self._answered(Batch([request]), [sent.result()], began, ahead)
         except Exception as error:
             self._fail(request, error)
         while self._queue and self._has_room and self.state is State.READY:
@@ -196,8 +198,8 @@ class TensorModel(Served["Group"]):
                     continue
                 last = max(request.deadline for request in batch.requests)
                 group, began = await self.until_ready(last), time.monotonic_ns()
-                sent = group.submit_async(batch.feeds())
-                run = asyncio.create_task(self._finish(batch, sent, began))
+                ahead, sent = len(self._runs), group.submit_async(batch.feeds())
+                run = asyncio.create_task(self._finish(batch, sent, began, ahead))
                 self._runs.add(run)
                 run.add_done_callback(functools.partial(self._land, batch, sent))
 
@@ -237,7 +239,7 @@ class TensorModel(Served["Group"]):
                 raise
 
     async def _finish(
-        self, batch: Batch[Request], sent: asyncio.Future[dict[str, Array]], began: int
+        self, batch: Batch[Request], sent: asyncio.Future[dict[str, Array]], began: int, ahead: int
     ) -> None:
         async with self._told(batch):
             try:
@@ -249,21 +251,24 @@ class TensorModel(Served["Group"]):
                 # repeated by their group already, but together.
                 await self._one_by_one(batch.requests)
                 return
-            self._answered(batch, answers, began)
+            self._answered(batch, answers, began, ahead)
 
     async def _one_by_one(self, requests: Sequence[Request]) -> None:
         for request in requests:
             if request.answer.done():
                 continue  # nobody waits for it any more
-            alone, began = Batch([request]), time.monotonic_ns()
+            alone, began, ahead = Batch([request]), time.monotonic_ns(), len(self._runs)
             async with self._told(alone):
                 group = await self.until_ready(request.deadline)
                 outputs = await group.submit_async(alone.feeds())
-                self._answered(alone, [outputs], began)
+                self._answered(alone, [outputs], began, ahead)
 
-    def _answered(self, batch: Batch[Request], answers: Sequence[Arrays], began: int) -> None:
+    def _answered(self, batch: Batch[Request], answers: Sequence[Arrays], began: int, ahead: int) -> None:
+        """``ahead``: how many were on their way when it was sent. Ranks compute those first."""
         ended = time.monotonic_ns()
-        self._quick = self._quick + 1 if ended - began < _QUICK_NS else 0
+        together = (ended - began) // (1 + ahead) * (AHEAD + _MORE)
+        most = _QUICK_NS * (2 if self._quick >= _STEADY else 1)
+        self._quick = self._quick + 1 if together < most else 0
         self.numbers.runs += 1
         if self._observed is None:
             metrics = self.metrics

@@ -25,6 +25,8 @@ _MOST_HEAD = 1 << 19
 """Bytes of a request line and headers, or of what follows a body; more than the socket gives at once."""
 _LINGER_SECONDS, _LINGER_BYTES = 5.0, 256 << 20
 """How much of a request is still read, and dropped, when its answer ends the connection."""
+_LAST_SECONDS = 0.5
+"""The same when the server ends: long enough for an answer that is on its way."""
 
 
 class Patience(FlowControl):
@@ -53,7 +55,7 @@ class Joined:
         self._loop = asyncio.get_running_loop()
         self._head: bytes | None = None
         self._end: asyncio.TimerHandle | None = None
-        self._dropped = 0
+        self._dropped, self._seconds = 0, _LINGER_SECONDS
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._transport, name)
@@ -91,10 +93,17 @@ class Joined:
         if self.is_closing() or not self._unread():
             self._transport.close()
             return
-        self._end = self._loop.call_later(_LINGER_SECONDS, self._transport.abort)
+        self._end = self._loop.call_later(self._seconds, self._transport.abort)
         if self._transport.can_write_eof():  # not over TLS
             self._transport.write_eof()
         self._transport.resume_reading()  # of a body nothing is read while much of it waits
+
+    def hurry(self) -> None:
+        """The server ends: what is still sent holds it up for a moment at most."""
+        self._seconds = _LAST_SECONDS
+        if self._end is not None:
+            self._end.cancel()
+            self._end = self._loop.call_later(self._seconds, self._transport.abort)
 
     def drop(self, data: bytes) -> None:
         """This has come after the end."""
@@ -127,6 +136,15 @@ class Protocol(HttpToolsProtocol):
         """The client is gone."""
         self._joined.lost()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """The server ends: what is asked is answered, and all else is closed."""
+        self._joined.hurry()
+        if self._joined.lingers:
+            return  # to close it again would cut it off
+        if self.cycle is None or self.cycle.response_complete:
+            self._loose = 0  # half a head waits for no answer
+        super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         """Reads, as far as there is an end to it."""

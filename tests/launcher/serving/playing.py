@@ -44,7 +44,7 @@ class Played:
     variable_weights: list[TensorSpec] = field(default_factory=list)
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
-    def _tensors(self, feeds: Any) -> Any:
+    def _tensors(self, feeds: Any, *, hint: bool = True) -> Any:
         return feeds
 
     def predict(self, feeds: Any) -> Any:

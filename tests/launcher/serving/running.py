@@ -69,6 +69,7 @@ def running(
         def stop() -> None:
             server.should_exit = True
             thread.join(WAIT)
+            assert not thread.is_alive(), "it has not ended"
 
         yield Running(urls[-1], context, stop, urls[0].partition("://")[2] if len(urls) > 1 else "")
     assert not thread.is_alive()

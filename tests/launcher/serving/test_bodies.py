@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import socket
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from launcher.serving import bodies, context
+from launcher.serving import bodies, context, server
 from launcher.serving.access import ACCESS, Tokens
 from launcher.serving.kserve import heads, routes
 from launcher.serving.kserve.heads import question_known
@@ -197,15 +198,21 @@ def test_a_head_that_came_before_says_the_same(request_: tuple[bytes, str]) -> N
         feeds = {name: (array.dtype, array.tolist()) for name, array in found.feeds.items()}
         return feeds, found.outputs, found.id, found.binary, found.parameters
 
-    assert told(True) == told(True) == told(False)
+    assert told(True) == told(True) == told(True) == told(False)
 
 
-def test_a_head_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(3):
-        data, header = binary({**ONE, "name": "once"}, tail=bytes([number, *bytes(7)]))
+def test_a_head_is_read_once_from_the_second_time_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others that come once, each with an id of its own, are not read here, and take no room from it."""
+    read: list[bytes] = []
+    monkeypatch.setattr(heads, "object_of", lambda data: read.append(data) or bodies.object_of(data))
+    same = {**ONE, "name": "same"}
+    assert question_known(*binary(same, tail=bytes(8))) is None and not read
+    for number in range(300):
+        data, header = binary(same, tail=bytes([number % 7, *bytes(7)]))
         found = question_known(data, header)
-        assert found is not None and found.feeds["once"].tolist() == [[number, 0]]
-        monkeypatch.setattr(heads, "object_of", None)
+        assert found is not None and found.feeds["same"].tolist() == [[number % 7, 0]]
+        assert question_known(*binary(same, tail=bytes(8), id=f"number {number}")) is None
+    assert len(read) == 1
     assert question_known(b"{}", None) is None
 
 
@@ -252,6 +259,46 @@ def test_what_is_read_for_a_refusal_is_bounded(monkeypatch: pytest.MonkeyPatch) 
                 for _ in range(600):
                     still.sendall(b"x")
                     time.sleep(0.05)
+
+
+def test_a_refused_body_that_does_not_end_on_a_connection_that_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It asks nothing: it is read for as long as such a connection stays."""
+    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.1)
+    head = f"POST {URL} HTTP/1.1\r\nHost: a\r\nContent-Length: {1 << 40}\r\n\r\n"
+    with played(Played, body=1, idle=1.0) as (found, _, _):
+        host, port = found.address.split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as made:
+            made.sendall(head.encode())
+            assert b" 413 " in made.recv(1 << 16)
+            with pytest.raises(OSError, match=r"reset|pipe"):
+                for _ in range(600):
+                    made.sendall(b"x")
+                    time.sleep(0.05)
+
+
+def test_a_server_ends_though_clients_have_sent_half_of_what_they_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half a head, half of the next one, and bodies that were refused before they came, with and without an
+    end of the connection."""
+    monkeypatch.setattr(protocol, "_LINGER_SECONDS", 3600.0)
+    whole = f"GET {LIVE} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
+    refused = f"POST {URL} HTTP/1.1\r\nHost: a\r\n%sContent-Length: {1 << 20}\r\n\r\nx"
+    with contextlib.ExitStack() as stack:
+        found, _, _ = stack.enter_context(played(Played, body=1, drain=3600.0))
+        host, port = found.address.split(":")
+        asking = [b"GET /v2/hea", whole + b"GET /v2/hea"]
+        asking += [(refused % close).encode() for close in ("", "Connection: close\r\n")]
+        clients = [
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=60)) for _ in asking
+        ]
+        for client, sent in zip(clients, asking, strict=True):
+            client.sendall(sent)
+        told = [client.recv(1 << 16) for client in clients[1:]]
+        assert [answer.split(b" ")[1] for answer in told] == [b"200", b"413", b"413"]
+        found.stop()  # and has ended
 
 
 def test_of_many_offers_of_another_protocol_none_is_copied_with_all_that_follow(

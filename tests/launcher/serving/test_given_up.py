@@ -367,6 +367,66 @@ def test_more_runs_are_on_their_way_where_many_in_a_row_came_back_soon(
         gate.open.set()
 
 
+@dataclasses.dataclass
+class Clocked(Played):
+    """Ranks that compute one request after the other, by a clock of their own."""
+
+    takes: int = 0
+    """Nanoseconds of one run."""
+    now: int = 0
+    on_their_way: list[asyncio.Future[Any]] = dataclasses.field(default_factory=list)
+
+    def _submit_fitting(self, feeds: Any) -> asyncio.Future[Any]:
+        self.on_their_way.append(asyncio.get_running_loop().create_future())
+        return self.on_their_way[-1]
+
+    submit_async = _submit_fitting
+
+    async def runs(self, count: int) -> set[int]:
+        """Computes so many; how many were on their way, each time that one was ready."""
+        found = set()
+        for _ in range(count):
+            for _ in range(20):  # of the loop, until all who ask have asked
+                await asyncio.sleep(0)
+            found.add(len(self.on_their_way))
+            self.now += self.takes
+            self.on_their_way.pop(0).set_result({"y": FEEDS["x"]})
+        return found
+
+
+def test_a_model_at_the_edge_does_not_change_how_many_are_on_their_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = Clocked()
+    clock = SimpleNamespace(monotonic_ns=lambda: ranks.now, monotonic=time.monotonic, time=time.time)
+    monkeypatch.setattr(tensor_model, "time", clock)
+    more = AHEAD + tensor_model._MORE
+    edge = tensor_model._QUICK_NS / more
+
+    async def work() -> list[set[int]]:
+        model = made(lambda: ranks)
+        await model.load()
+
+        async def client() -> None:
+            while True:
+                await model.predict(FEEDS, client="")
+
+        clients = [asyncio.create_task(client()) for _ in range(more + 4)]
+        found = []
+        for takes in (3, 1.9, 1.1, 0.9, 0.1, 1.9, 3, 1.1):
+            ranks.takes = int(takes * edge)
+            await ranks.runs(tensor_model._STEADY + 2 * more)
+            found.append(await ranks.runs(100))
+        for one in clients:
+            one.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+        await model.unload()
+        return found
+
+    few = {AHEAD}
+    assert ran(work()) == [few, few, few, {more}, {more}, {more}, few, few]
+
+
 def test_what_waits_for_a_version_is_told_while_another_ends() -> None:
     gate = Gate()
 

@@ -17,6 +17,7 @@ import onnxruntime
 import pytest
 import tritonclient.http as triton
 
+from launcher.inspection import signature
 from launcher.serving.kserve.tensors import read_question
 from tests.launcher.serving.running import Running
 from tests.ranks.threads import until
@@ -84,6 +85,19 @@ def test_many_at_once_each_get_their_own_answer(client: Any, plain: Any, server:
     runs = float(text.split('shardrun_batch_rows_count{model="rows"}')[1].split()[0])
     stats = client.get_inference_statistics("rows")["model_stats"][0]
     assert runs == stats["execution_count"] < stats["inference_count"], "no two requests were joined"
+
+
+def test_an_input_that_there_is_none_of_has_no_file_read(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be read in the loop that answers everybody."""
+    read: list[Path] = []
+    monkeypatch.setattr(signature, "weights_of", lambda path: read.append(path) or {"w"})
+    other = {"name": "w", "shape": [1, 8], "datatype": "FP32", "data": [0.5] * 8}
+    for _ in range(2):
+        answer = http.post(URL, json={"inputs": [*body()["inputs"], other]})
+        assert answer.status_code == 400 and "no input 'w'" in answer.json()["error"]
+    assert not read
 
 
 def test_metrics_say_what_each_rank_has_spent(client: Any, http: httpx.Client) -> None:
