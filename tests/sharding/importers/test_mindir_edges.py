@@ -161,6 +161,23 @@ def test_whole_numbers_divided_by_0_end_no_run(tmp_path: Path) -> None:
             np.testing.assert_array_equal(found, np.array(wanted).astype(name), f"{kind} {name}", strict=True)
 
 
+@pytest.mark.parametrize("name", ["int8", "int32", "int64"])
+def test_the_least_number_divided_by_minus_1_ends_no_process(name: str, tmp_path: Path) -> None:
+    """The processor stops a process that does it. MindSpore 2.10 gave the least number again, and no rest."""
+    least = np.iinfo(name).min
+    x = np.array([least, least + 1, 5, least], name)
+    divisors = np.array([-1, -1, -1, 7], name)
+    opposite = np.array([least, -(least + 1), -5], name)
+    for kind, options, wanted in (
+        ("FloorDiv", {}, [*opposite, least // 7]),
+        ("DivMod", {"rounding_mode": "trunc"}, [*opposite, -(-least // 7)]),
+        ("FloorMod", {}, [0, 0, 0, least % 7]),
+        ("Mod", {}, [0, 0, 0, -(-least % 7)]),
+    ):
+        found = run(tmp_path, kind, x, divisors, **options)
+        np.testing.assert_array_equal(found, np.array(wanted, name), f"{kind} {name}", strict=True)
+
+
 def test_the_place_of_a_running_extreme_is_found_in_half_precision(tmp_path: Path) -> None:
     """ONNX Runtime's optimizer leaves out some roundings to float16 and no others: -1 was a place."""
     file = File()
