@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias, Union
@@ -17,6 +18,8 @@ FLOAT32 = np.dtype(np.float32)
 INT32 = np.dtype(np.int32)
 INT64 = np.dtype(np.int64)
 BOOL = np.dtype(np.bool_)
+_MOST_ELEMENTS = 1 << 26
+"""Of a constant that numbers of the file alone decide."""
 
 Formula = Callable[["Builder", Value], Value]
 """A row of a table: what a tensor becomes, once it is in a type to compute in."""
@@ -234,6 +237,14 @@ class Builder(GraphBuilder):
     def scalar(self, amount: float | int | bool, like: Value) -> Value:
         """A number in another value's element type."""
         return self.const(np.asarray(amount).astype(like.dtype))
+
+    def bounded(self, *lengths: int) -> int:
+        """How many elements a table of these lengths has. Raises `RefusedError` where it is too large to be
+        made: a small file can ask for any."""
+        count = math.prod(max(length, 0) for length in lengths)
+        if count > _MOST_ELEMENTS:
+            raise RefusedError(f"a table of {' x '.join(map(str, lengths))} is too large for a constant")
+        return count
 
     def single(self, operand: Operand, dtype: DType) -> Value:
         """A number, or the one element of a tensor, as a tensor without axes."""
