@@ -20,6 +20,7 @@ from sharding.importers import OPSETS, import_model
 from sharding.importers.mindir.schema import messages
 from tests.sharding import graphs
 from tests.sharding.importers.mindir_answers import archive, assert_same, of_torch
+from tests.sharding.importers.mindir_files import File
 from tests.sharding.lockstep import run_slices
 
 Array = np.ndarray[Any, Any]
@@ -292,3 +293,39 @@ def test_tensors_of_no_rows_lose_the_axis_that_is_reduced(
     names = [item.name for item in session.get_inputs()]
     found = session.run(None, dict(zip(names, inputs, strict=True)))
     assert [item.shape for item in found] == wanted
+
+
+@pytest.mark.parametrize("dims", [(-1, 3), (-2,)], ids=["open", "any"])
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0, 3), (3, 0, 1), (4, 3), (2, 4, 3)])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("Argmax", {"axis": -1}),
+        ("ArgminV2", {"axis": -1}),
+        ("ArgMaxWithValue", {"axis": -1}),
+        ("ArgMinWithValue", {"axis": -1, "keep_dims": True}),
+        ("ReduceSum", {}),
+        ("ReduceMax", {"keep_dims": True}),
+        ("ReduceMean", {}),
+    ],
+)
+def test_reductions_of_nothing_from_behind(
+    kind: str, settings: dict[str, Any], shape: tuple[int, ...], dims: tuple[int, ...], tmp_path: Path
+) -> None:
+    """ONNX Runtime kept an axis that is counted from behind, where there is no element."""
+    known = (*[-1] * (len(shape) - 1), shape[-1]) if dims != (-2,) else dims
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    wanted = x.sum(axis=-1, keepdims=settings.get("keep_dims", False)).shape
+    both = kind.endswith("WithValue")
+    number = ("float32", (-2,))
+    for place in range(2 if both else 1):
+        file = File()
+        graph = file.graph("main", ("x", "float32", known))
+        operands = [graph["x"], *([graph.const((-1,))] if kind.startswith("Reduce") else [])]
+        found = graph.prim(kind, *operands, types=(("int32", (-2,)), number)[1 - both :], **settings)
+        if both:
+            found = graph.prim("TupleGetItem", found, graph.const(place), types=(number,))
+        graph.gives(found)
+        session = graphs.session(import_model(file.save(tmp_path / "nothing.mindir")))
+        (answer,) = session.run(None, {session.get_inputs()[0].name: x})
+        assert np.shape(answer) == wanted

@@ -271,12 +271,25 @@ class Builder(GraphBuilder):
 
     def reduced(self, kind: str, x: Value, axes: Axes, keep: bool, *, empty_is_all: bool = True) -> Value:
         """A reduction of ONNX's over axes; None is all of them."""
+        if x.rank is None and axes is not None:
+            axes = self._from_front(x, axes)
         if isinstance(axes, Value):
             return self.op(kind, [x, axes], {"keepdims": int(keep)})
         if axes is not None and not axes and not (empty_is_all and x.rank != 0):
             return x
         constant = self.const(list(axes), np.int64) if axes else None
         return self.op(kind, [x, constant], {"keepdims": int(keep)})
+
+    def _from_front(self, x: Value, axes: Sequence[int] | Value) -> Sequence[int] | Value:
+        """Axes of a tensor of any number of axes, counted from the front by a run; see
+        `sharding.importers.mindir.kernels.from_front`."""
+        if not isinstance(axes, Value) and all(axis >= 0 for axis in axes):
+            return axes
+        given = self.ints(axes if isinstance(axes, Value) else tuple(axes))
+        rank = self.op("Size", [self.op("Shape", [x])])
+        if given.constant is not None and bool((given.constant < 0).all()):
+            return self.op("Add", [given, rank])
+        return self.op("Where", [self.op("Less", [given, 0]), self.op("Add", [given, rank]), given])
 
     def behind(self, x: Value, vector: Value, axis: int) -> Value:
         """A vector along one axis of a tensor, with an axis of length 1 for each one behind it."""
