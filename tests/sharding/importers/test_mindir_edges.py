@@ -123,6 +123,18 @@ def test_special_functions_of_two_numbers(kind: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, known(torch.tensor(first), torch.tensor(second)).numpy(), rtol=5e-9)
 
 
+def test_what_is_left_of_the_gamma_function_of_small_orders(tmp_path: Path) -> None:
+    """1 - P has no digits of it; torch has none below 1e-12."""
+    mpmath = pytest.importorskip("mpmath", reason="mpmath, which answers, is missing")
+    orders = [1e-16, 1e-12, 1e-8, 1e-6, 1e-3, 0.05, 0.0999, 0.1001]
+    places = [1e-300, 1e-30, 1e-8, 1e-3, 0.3, 0.5, 0.9, 1, 1.05, 1.09, 1.2, 3]
+    a, x = (np.ascontiguousarray(item) for item in np.meshgrid(orders, places))
+    with mpmath.workdps(60):
+        known = [mpmath.gammainc(*pair, regularized=True) for pair in zip(a.flat, x.flat, strict=True)]
+    found = run(tmp_path, "Igammac", a, x)
+    np.testing.assert_allclose(found.reshape(-1), np.array(known, np.float64), rtol=5e-14)
+
+
 @pytest.mark.parametrize("order", [1e6, 1e12])
 def test_incomplete_gamma_functions_of_large_orders(order: float, tmp_path: Path) -> None:
     """Torch ends its series early there: the normal distribution answers, with what the skewness adds, up to
