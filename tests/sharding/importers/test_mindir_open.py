@@ -348,3 +348,19 @@ def test_a_cubic_of_known_lengths_is_a_matrix_of_the_model(half: bool, tmp_path:
         answers.append(session.run(None, {session.get_inputs()[0].name: x})[0])
     assert kinds[0] <= {"MatMul", "Transpose", "Identity"} < kinds[1]
     np.testing.assert_allclose(answers[0], answers[1], rtol=1e-6, atol=1e-6)
+
+
+def test_many_adaptive_windows_are_found_by_a_run(tmp_path: Path) -> None:
+    """Each was a part of the graph: a small file could ask for millions."""
+    torch = pytest.importorskip("torch", reason="torch, which answers, is missing")
+    x = np.random.default_rng(0).standard_normal((1, 1, 3, 7)).astype(np.float32)
+    file = File()
+    graph = file.graph("main", ("x", "float32", x.shape))
+    types = (("float32", (1, 1, 2, 5000)),)
+    graph.gives(graph.prim("AdaptiveMaxPool2D", graph["x"], types=types, output_size=(2, 5000)))
+    model = import_model(file.save(tmp_path / "many.mindir"))
+    assert len(model.graph.node) < 100
+    session = graphs.session(model)
+    (found,) = session.run(None, {session.get_inputs()[0].name: x})
+    wanted = torch.nn.functional.adaptive_max_pool2d(torch.from_numpy(x), (2, 5000)).numpy()
+    np.testing.assert_array_equal(found, wanted)
