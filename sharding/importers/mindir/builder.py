@@ -13,7 +13,7 @@ from sharding.common.arrays import ArrayLike, DTypeLike
 from sharding.common.names import Names
 from sharding.importers.mindir.doubles import written
 from sharding.importers.mindir.folding import FOLDED, is_small, may_fold
-from sharding.importers.mindir.kernels import front_axes, substitute
+from sharding.importers.mindir.kernels import from_front, substitute
 from sharding.importers.mindir.onnx_types import (
     described,
     from_type_proto,
@@ -85,11 +85,10 @@ class GraphBuilder:
         (another ``domain``). Raises `RefusedError` where ONNX's rules do not allow such inputs.
         """
         values = self._values(op_type, inputs, domain)
-        if (axes := front_axes(op_type, values)) is not None:
-            values = [values[0], self.const(axes)]
-        if not domain and (form := written(self, op_type, values, attributes or {})) is not None:
+        values, attributes = from_front(self.const, op_type, values, attributes or {})
+        if not domain and (form := written(self, op_type, values, attributes)) is not None:
             return [form]
-        if not domain and (change := substitute(op_type, values, attributes or {})) is not None:
+        if not domain and (change := substitute(op_type, values, attributes)) is not None:
             lacking, other, place = change
             rest = [
                 self.cast(item, other) if item and item.dtype == lacking else item for item in values[place:]
@@ -101,7 +100,7 @@ class GraphBuilder:
             op_type,
             [value.name if value is not None else "" for value in values],
             names,
-            attributes or {},
+            attributes,
             name=names[0],
             domain=domain,
         )

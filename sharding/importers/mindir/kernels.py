@@ -5,7 +5,7 @@ Taken from the kernels that ONNX Runtime 1.23 to 1.31 register; float16 without 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -51,13 +51,24 @@ def substitute(
     return None if other is None else (first.dtype, np.dtype(other), place)
 
 
-def front_axes(op_type: str, values: Sequence[Value | None]) -> Array | None:
-    """The axes of a reduction counted from the front, where they are not and can be. ONNX Runtime gives a
-    tensor without elements its own shape again where they are counted from behind."""
-    if not op_type.startswith("Reduce") or len(values) < 2:
-        return None
-    x, axes = values[:2]
+def from_front(
+    const: Callable[[Array], Value],
+    op_type: str,
+    values: list[Value | None],
+    attributes: Mapping[str, object],
+) -> tuple[list[Value | None], Mapping[str, object]]:
+    """Operands and attributes with the axes of a reduction counted from the front, where that can be. ONNX
+    Runtime gives a tensor without elements its own shape again where they are counted from behind."""
+    x = values[0] if values else None
+    if x is None or x.rank is None:
+        return values, attributes
+    if op_type in {"ArgMax", "ArgMin"}:
+        axis = attributes.get("axis")
+        if isinstance(axis, int) and axis < 0 < x.rank:
+            attributes = {**attributes, "axis": axis + x.rank}
+        return values, attributes
+    axes = values[1] if op_type.startswith("Reduce") and len(values) > 1 else None
     known = None if axes is None else axes.constant
-    if x is None or known is None or x.rank is None or not (known < 0).any():
-        return None
-    return np.where(known < 0, known + x.rank, known).astype(known.dtype)
+    if known is None or not (known < 0).any():
+        return values, attributes
+    return [x, const(np.where(known < 0, known + x.rank, known).astype(known.dtype))], attributes

@@ -131,6 +131,18 @@ def test_special_functions_of_two_numbers(kind: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, known(torch.tensor(first), torch.tensor(second)).numpy(), rtol=5e-9)
 
 
+def test_what_is_left_of_the_gamma_function_of_small_orders(tmp_path: Path) -> None:
+    """1 - P has no digits of it; torch has none below 1e-12."""
+    mpmath = pytest.importorskip("mpmath", reason="mpmath, which answers, is missing")
+    orders = [1e-16, 1e-12, 1e-8, 1e-6, 1e-3, 0.05, 0.0999, 0.1001]
+    places = [1e-300, 1e-30, 1e-8, 1e-3, 0.3, 0.5, 0.9, 1, 1.05, 1.09, 1.2, 3]
+    a, x = (np.ascontiguousarray(item) for item in np.meshgrid(orders, places))
+    with mpmath.workdps(60):
+        known = [mpmath.gammainc(*pair, regularized=True) for pair in zip(a.flat, x.flat, strict=True)]
+    found = run(tmp_path, "Igammac", a, x)
+    np.testing.assert_allclose(found.reshape(-1), np.array(known, np.float64), rtol=5e-14)
+
+
 @pytest.mark.parametrize("order", [1e6, 1e12])
 def test_incomplete_gamma_functions_of_large_orders(order: float, tmp_path: Path) -> None:
     """Torch ends its series early there: the normal distribution answers, with what the skewness adds, up to
@@ -167,6 +179,23 @@ def test_whole_numbers_divided_by_0_end_no_run(tmp_path: Path) -> None:
             options = {"rounding_mode": "trunc"} if kind == "DivMod" else {}
             found = run(tmp_path, kind, top, below, **options)
             np.testing.assert_array_equal(found, np.array(wanted).astype(name), f"{kind} {name}", strict=True)
+
+
+@pytest.mark.parametrize("name", ["int8", "int32", "int64"])
+def test_the_least_number_divided_by_minus_1_ends_no_process(name: str, tmp_path: Path) -> None:
+    """The processor stops a process that does it. MindSpore 2.10 gave the least number again, and no rest."""
+    least = np.iinfo(name).min
+    x = np.array([least, least + 1, 5, least], name)
+    divisors = np.array([-1, -1, -1, 7], name)
+    opposite = np.array([least, -(least + 1), -5], name)
+    for kind, options, wanted in (
+        ("FloorDiv", {}, [*opposite, least // 7]),
+        ("DivMod", {"rounding_mode": "trunc"}, [*opposite, -(-least // 7)]),
+        ("FloorMod", {}, [0, 0, 0, least % 7]),
+        ("Mod", {}, [0, 0, 0, -(-least % 7)]),
+    ):
+        found = run(tmp_path, kind, x, divisors, **options)
+        np.testing.assert_array_equal(found, np.array(wanted, name), f"{kind} {name}", strict=True)
 
 
 def test_the_place_of_a_running_extreme_is_found_in_half_precision(tmp_path: Path) -> None:

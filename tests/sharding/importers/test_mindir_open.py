@@ -20,6 +20,7 @@ from sharding.importers import OPSETS, import_model
 from sharding.importers.mindir.schema import messages
 from tests.sharding import graphs
 from tests.sharding.importers.mindir_answers import archive, assert_same, of_torch
+from tests.sharding.importers.mindir_files import File
 from tests.sharding.lockstep import run_slices
 
 Array = np.ndarray[Any, Any]
@@ -292,3 +293,74 @@ def test_tensors_of_no_rows_lose_the_axis_that_is_reduced(
     names = [item.name for item in session.get_inputs()]
     found = session.run(None, dict(zip(names, inputs, strict=True)))
     assert [item.shape for item in found] == wanted
+
+
+@pytest.mark.parametrize("dims", [(-1, 3), (-2,)], ids=["open", "any"])
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0, 3), (3, 0, 1), (4, 3), (2, 4, 3)])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("Argmax", {"axis": -1}),
+        ("ArgminV2", {"axis": -1}),
+        ("ArgMaxWithValue", {"axis": -1}),
+        ("ArgMinWithValue", {"axis": -1, "keep_dims": True}),
+        ("ReduceSum", {}),
+        ("ReduceMax", {"keep_dims": True}),
+        ("ReduceMean", {}),
+    ],
+)
+def test_reductions_of_nothing_from_behind(
+    kind: str, settings: dict[str, Any], shape: tuple[int, ...], dims: tuple[int, ...], tmp_path: Path
+) -> None:
+    """ONNX Runtime kept an axis that is counted from behind, where there is no element."""
+    known = (*[-1] * (len(shape) - 1), shape[-1]) if dims != (-2,) else dims
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    wanted = x.sum(axis=-1, keepdims=settings.get("keep_dims", False)).shape
+    both = kind.endswith("WithValue")
+    number = ("float32", (-2,))
+    for place in range(2 if both else 1):
+        file = File()
+        graph = file.graph("main", ("x", "float32", known))
+        operands = [graph["x"], *([graph.const((-1,))] if kind.startswith("Reduce") else [])]
+        found = graph.prim(kind, *operands, types=(("int32", (-2,)), number)[1 - both :], **settings)
+        if both:
+            found = graph.prim("TupleGetItem", found, graph.const(place), types=(number,))
+        graph.gives(found)
+        session = graphs.session(import_model(file.save(tmp_path / "nothing.mindir")))
+        (answer,) = session.run(None, {session.get_inputs()[0].name: x})
+        assert np.shape(answer) == wanted
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_cubic_of_known_lengths_is_a_matrix_of_the_model(half: bool, tmp_path: Path) -> None:
+    """Each run found it anew, by over a hundred nodes."""
+    x = np.random.default_rng(0).standard_normal((1, 2, 7, 9)).astype(np.float32)
+    answers, kinds = [], []
+    for shape in ((1, 2, 7, 9), (1, 2, -1, -1)):
+        file = File()
+        graph = file.graph("main", ("x", "float32", shape))
+        size = graph.const((12, 5))
+        types = (("float32", (1, 2, 12, 5)),)
+        graph.gives(graph.prim("ResizeBicubic", graph["x"], size, types=types, half_pixel_centers=half))
+        model = import_model(file.save(tmp_path / "cubic.mindir"))
+        kinds.append({node.op_type for node in model.graph.node})
+        session = graphs.session(model)
+        answers.append(session.run(None, {session.get_inputs()[0].name: x})[0])
+    assert kinds[0] <= {"MatMul", "Transpose", "Identity"} < kinds[1]
+    np.testing.assert_allclose(answers[0], answers[1], rtol=1e-6, atol=1e-6)
+
+
+def test_many_adaptive_windows_are_found_by_a_run(tmp_path: Path) -> None:
+    """Each was a part of the graph: a small file could ask for millions."""
+    torch = pytest.importorskip("torch", reason="torch, which answers, is missing")
+    x = np.random.default_rng(0).standard_normal((1, 1, 3, 7)).astype(np.float32)
+    file = File()
+    graph = file.graph("main", ("x", "float32", x.shape))
+    types = (("float32", (1, 1, 2, 5000)),)
+    graph.gives(graph.prim("AdaptiveMaxPool2D", graph["x"], types=types, output_size=(2, 5000)))
+    model = import_model(file.save(tmp_path / "many.mindir"))
+    assert len(model.graph.node) < 100
+    session = graphs.session(model)
+    (found,) = session.run(None, {session.get_inputs()[0].name: x})
+    wanted = torch.nn.functional.adaptive_max_pool2d(torch.from_numpy(x), (2, 5000)).numpy()
+    np.testing.assert_array_equal(found, wanted)

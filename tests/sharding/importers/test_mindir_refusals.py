@@ -61,6 +61,81 @@ def test_samples_that_depend_on_each_box(tmp_path: Path) -> None:
     assert "ROIAlign: sample_num 0, whose samples depend on each box, has no conversion" in message
 
 
+@pytest.mark.parametrize(
+    ("kind", "operands", "settings"),
+    [
+        ("Eye", (10**9, 10**9), {}),
+        ("LinSpace", (0.0, 1.0, 10**10), {}),
+        ("TrilIndices", (), {"row": 10**10, "col": 1}),
+        ("HistcExt", ("x",), {"bins": 10**10}),
+        ("AffineGrid", ("theta", (1, 1, 10**6, 10**6)), {}),
+        ("OneHot", ("i", 10**10, 1.0, 0.0), {}),
+        ("CropAndResize", ("x", "boxes", "i", (10**10, 3)), {}),
+        ("MatrixDiagV3", ("theta", 0, 10**9, 10**9, 0.0), {}),
+        ("Im2Col", ("x",), {"ksizes": (10**6, 10**6)}),
+        ("ExtractImagePatches", ("x",), {"ksizes": (1, 1, 10**6, 10**6)}),
+    ],
+)
+def test_tables_as_large_as_a_small_file_can_ask_for(
+    kind: str, operands: tuple[Any, ...], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """The importer made them: of 10**10 numbers it ran out of memory."""
+    inputs = {"x": ("float32", [1, 1, 8, 8]), "theta": ("float32", [1, 2, 3]), "boxes": ("float32", [1, 4]),
+              "i": ("int32", [1])}  # fmt: skip
+    file = File()
+    graph = file.graph("main", *((name, *of) for name, of in inputs.items() if name in operands))
+    given = [graph[item] if isinstance(item, str) else graph.const(item) for item in operands]
+    graph.gives(graph.prim(kind, *given, types=(("float32", [1]),), **settings))
+    assert "is too large for a constant" in refused(file.save(tmp_path / "large.mindir"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("Split", {"axis": 0, "output_num": 10**9}),
+        ("Unstack", {"axis": 0}),
+        ("Chunk", {"dim": 0, "chunks": 10**9}),
+        ("SplitTensor", {"dim": 0, "split_size": 1}),
+    ],
+)
+def test_more_parts_than_an_operator_has(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    file = File()
+    graph = file.graph("main", ("x", "float32", [10**9]))
+    parts = graph.prim(kind, graph["x"], types=(F, F), **settings)
+    graph.gives(graph.prim("TupleGetItem", parts, graph.const(0), types=(F,)))
+    assert "1000000000 parts are too many results" in refused(file.save(tmp_path / "parts.mindir"))
+
+
+@pytest.mark.parametrize("three", [False, True])
+@pytest.mark.parametrize(
+    ("length", "size", "wanted", "why"),
+    [
+        (8, 2, 0, "output_shape must be positive, found [0, 2"),
+        (8, 2, -3, "output_shape must be positive, found [-3, 2"),
+        (8, 0, 2, "ksize must be positive, found [0, 2"),
+        (8, 9, 1, "1 windows of 9 do not fit into a length of 8"),
+        (8, 2, 8, "8 windows of 2 do not fit into a length of 8"),
+        (8, 2, 3 * 10**7, "30000000 windows of 2 do not fit into a length of 8"),
+        (-1, 2, 10**10, "is too large for a constant"),
+        (-1, 2**62, 2, "is too large for a constant"),
+    ],
+)
+def test_windows_at_random_places_fit(
+    three: bool, length: int, size: int, wanted: int, why: str, tmp_path: Path
+) -> None:
+    """MindSpore, too, refuses others. The importer made a table of all of them first."""
+    axes = 3 if three else 2
+    file = File()
+    graph = file.graph("main", ("x", "float32", [1, 1, *[length] * axes]), ("s", "float32", [1, 1, axes]))
+    settings = {"ksize": (size, *[2] * (axes - 1)), "output_shape": (wanted, *[2] * (axes - 1)),
+                "format": "NCDHW" if three else "NCHW"}  # fmt: skip
+    kind = "FractionalMaxPool3DWithFixedKsize" if three else "FractionalMaxPoolWithFixedKsize"
+    types = (("float32", [1, 1, *[2] * axes]), ("int64", [1, 1, *[2] * axes]))
+    both = graph.prim(kind, graph["x"], graph["s"], types=types, **settings)
+    graph.gives(graph.prim("TupleGetItem", both, graph.const(0), types=types[:1]))
+    assert why in refused(file.save(tmp_path / "windows.mindir"))
+
+
 def test_version_0() -> None:
     path = DATA / "mlp" / "model_v0.mindir"
     assert format_of(path) == "mindir_old"

@@ -9,6 +9,9 @@ import numpy as np
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, table
 from sharding.importers.mindir.primitives.operands import Builder, known_rank
 
+_MOST_PARTS = 1 << 12
+"""Windows that are written into the graph one by one; more are found by a run."""
+
 
 def _wanted(b: Builder, x: Value, setting: Operand, count: int) -> list[int | Value | None]:
     """The result's lengths along the last axes; None keeps one."""
@@ -53,8 +56,11 @@ def _adapted(b: Builder, x: Value, axis: int, wanted: int | Value, largest: bool
         shape = b.lengths(x)
         cut = b.reshape(x, (*shape[:axis], wanted, length // wanted, *shape[axis + 1 :]))
         return b.op(kind, [cut, b.ints((axis + 1,))], {"keepdims": 0})
+    if wanted > _MOST_PARTS:
+        return _adapted_later(b, x, axis, wanted, length, largest)
     bounds = [(i * length // wanted, -(-(i + 1) * length // wanted)) for i in range(wanted)]
     if not largest and axis == known_rank(x) - 1:
+        b.bounded(length, wanted)
         weights = np.zeros((length, wanted))
         for place, (low, high) in enumerate(bounds):
             weights[low:high, place] = 1 / (high - low)

@@ -97,9 +97,34 @@ def _of_whole(b: Builder, divisor: Value, none: Value, form: Callable[[Value], V
 def floored(b: Builder, x: Value, y: Value) -> Value:
     """Division of integers that rounds down. ONNX's rounds towards zero: one less where the remainder has the
     other sign."""
-    quotient = b.op("Div", [x, y])
-    remainder = b.op("Sub", [x, b.op("Mul", [quotient, y])])
-    return b.op("Sub", [quotient, b.cast(_turns(b, remainder, y), x.dtype)])
+
+    def form(divisor: Value) -> Value:
+        quotient = b.op("Div", [x, divisor])
+        remainder = b.op("Sub", [x, b.op("Mul", [quotient, divisor])])
+        return b.op("Sub", [quotient, b.cast(_turns(b, remainder, divisor), x.dtype)])
+
+    return _quotient(b, x, y, form)
+
+
+def _quotient(b: Builder, x: Value, y: Value, form: Callable[[Value], Value]) -> Value:
+    """A quotient of integers; by -1, the opposite, which of the least number is itself, as in MindSpore."""
+    divisor, turned = _unturned(b, y)
+    found = form(divisor)
+    return found if turned is None else b.op("Where", [turned, b.op("Neg", [x]), found])
+
+
+def rest(b: Builder, x: Value, y: Value, fmod: bool = False) -> Value:
+    """The remainder of integers, with the divisor's sign or with the dividend's. By -1 it is that by 1."""
+    return b.op("Mod", [x, _unturned(b, y)[0]], {"fmod": 1} if fmod else {})
+
+
+def _unturned(b: Builder, divisor: Value) -> tuple[Value, Value | None]:
+    """Integers with 1 in place of -1, and where that is. Processors of the kind x86 stop a process that
+    divides the least number by -1: a request could end a rank."""
+    if divisor.constant is not None and not bool((divisor.constant == -1).any()):
+        return divisor, None
+    turned = b.op("Equal", [divisor, b.scalar(-1, divisor)])
+    return b.op("Where", [turned, b.scalar(1, divisor), divisor]), turned
 
 
 def _turns(b: Builder, remainder: Value, divisor: Value) -> Value:
@@ -116,7 +141,11 @@ def truncate_div(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     first, second = common(b, node, x, y)
     if is_float(first.dtype):
         return truncated(b, b.op("Div", [first, second]))
-    return _of_whole(b, second, _unknown(b, node, first), lambda divisor: b.op("Div", [first, divisor]))
+
+    def form(divisor: Value) -> Value:
+        return _quotient(b, first, divisor, lambda safe: b.op("Div", [first, safe]))
+
+    return _of_whole(b, second, _unknown(b, node, first), form)
 
 
 def truncated(b: Builder, x: Value) -> Value:
@@ -129,7 +158,7 @@ def floor_mod(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     """The remainder with the divisor's sign."""
     first, second = common(b, node, x, y)
     if not is_float(first.dtype):
-        return _of_whole(b, second, _unknown(b, node, first), lambda divisor: b.op("Mod", [first, divisor]))
+        return _of_whole(b, second, _unknown(b, node, first), lambda divisor: rest(b, first, divisor))
     remainder = b.op("Mod", [first, second], {"fmod": 1})
     return b.op("Where", [_turns(b, remainder, second), b.op("Add", [remainder, second]), remainder])
 
@@ -141,7 +170,7 @@ def truncate_mod(b: Builder, node: Node, x: Operand, y: Operand) -> Value:
     if is_float(first.dtype):
         return b.op("Mod", [first, second], {"fmod": 1})
     none = _unknown(b, node, first)
-    return _of_whole(b, second, none, lambda divisor: b.op("Mod", [first, divisor], {"fmod": 1}))
+    return _of_whole(b, second, none, lambda divisor: rest(b, first, divisor, fmod=True))
 
 
 @table({("AddExt", "AddScalar"): "Add", ("SubExt", "SubScalar"): "Sub"})
@@ -273,8 +302,8 @@ def log_add(b: Builder, first: Value, second: Value, base: float) -> Value:
     distance = b.op("Neg", [b.op("Abs", [b.op("Sub", [first, second])])])
     scale = b.scalar(np.log(base), distance)
     raised = b.op("Exp", [b.op("Mul", [distance, scale])])
-    rest = b.op("Div", [b.op("Log", [b.op("Add", [raised, b.scalar(1, raised)])]), scale])
-    return b.op("Add", [larger, rest])
+    added = b.op("Div", [b.op("Log", [b.op("Add", [raised, b.scalar(1, raised)])]), scale])
+    return b.op("Add", [larger, added])
 
 
 @table({"LogAddExp": np.e, "LogAddExp2": 2.0})

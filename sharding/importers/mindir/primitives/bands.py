@@ -60,9 +60,10 @@ def _offsets(b: Builder, k: Operand) -> tuple[int, int]:
     return found[0], found[-1]
 
 
-def _band(rows: int, columns: int, offsets: tuple[int, int], align: Operand) -> _Band:
+def _band(b: Builder, rows: int, columns: int, offsets: tuple[int, int], align: Operand) -> _Band:
     if offsets[0] <= -rows or offsets[1] >= columns:
         raise RefusedError(f"a matrix of {rows} x {columns} has no diagonals {offsets[0]} to {offsets[1]}")
+    b.bounded(rows, columns)
     return _Band(rows, columns, *offsets, Builder.text(align, "align", _ALIGNMENTS))
 
 
@@ -92,7 +93,7 @@ def matrix_diag_part(
     """Diagonals as rows; a single one without the axis of rows."""
     offsets = _offsets(b, k)
     rows, columns = _known(x, 2)
-    table = _band(rows, columns, offsets, align).elements()
+    table = _band(b, rows, columns, offsets, align).elements()
     if offsets[0] == offsets[1]:
         table = table[0]
     return _chosen(b, x, 2, table, b.single(padding, x.dtype))
@@ -120,7 +121,7 @@ def matrix_diag(
         height, width = (
             own if item == -1 else item for own, item in zip((height, width), given, strict=True)
         )
-    table = _band(height, width, offsets, align).places()
+    table = _band(b, height, width, offsets, align).places()
     return _chosen(b, x, 1 if low == high else 2, table, b.single(padding, x.dtype))
 
 
@@ -131,6 +132,6 @@ def matrix_set_diag(
     """The matrices with other diagonals."""
     offsets = _offsets(b, k)
     rows, columns = _known(x, 2)
-    table = _band(rows, columns, offsets, align).places()
+    table = _band(b, rows, columns, offsets, align).places()
     _known(diagonal, 1 if offsets[0] == offsets[1] else 2)
     return _chosen(b, diagonal, 1 if offsets[0] == offsets[1] else 2, table, x)

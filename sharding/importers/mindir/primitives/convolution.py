@@ -106,6 +106,7 @@ def extract_patches(
 ) -> Value:
     """Each window's places as channels: a convolution with one weight of 1 for each place."""
     kernel, channels, places = _windows(b, x, ksizes)
+    b.bounded(places, channels, channels, places)
     weight = np.zeros((places, channels, channels, places), np.float32)
     for place in range(places):  # the window's place changes slowest in the result
         weight[place, range(channels), range(channels), place] = 1
@@ -140,6 +141,7 @@ def im2col(
 def _columns(b: Builder, x: Value, ksizes: Operand, steps: _Steps) -> tuple[Value, int, int]:
     """(the places of each channel's windows as channels, the number of channels, that of places)"""
     kernel, channels, places = _windows(b, x, ksizes)
+    b.bounded(channels, places, places)
     weight = np.tile(np.eye(places).reshape(places, 1, *kernel), (channels, 1, 1, 1))
     w = b.const(weight.astype(x.dtype))
     return _ext(b, x, w, None, replace(steps, groups=channels)), channels, places

@@ -110,7 +110,7 @@ def histogram(
     part = b.op("Min", [b.cast(b.op("Floor", [place]), INT64), b.const(bins - 1, np.int64)])
     part = b.op("Where", [inside, part, b.const(bins, np.int64)])
     ones = b.filled(b.shape_of(part), 1, INT64)
-    nothing = b.const(np.zeros(bins + 1, np.int64))
+    nothing = b.const(np.zeros(b.bounded(bins) + 1, np.int64))
     found = b.op("ScatterElements", [nothing, part, ones], {"reduction": "add", "axis": 0})
     kept = b.op("Slice", [found, b.ints((0,)), b.ints((bins,)), b.ints((0,))])
     return b.cast(kept, b.result_type(node, x.dtype))

@@ -79,6 +79,7 @@ def lin_space(
         length = b.integer(num, "num")
         if length < 1:
             raise RefusedError(f"num must be positive, found {length}")
+        b.bounded(length)
         places = b.const(np.arange(length) / max(length - 1, 1), np.float32)
     steps = b.op("Mul", [b.op("Sub", [last, first]), places])
     found = b.op("Add", [steps, first])
@@ -109,7 +110,9 @@ def eye(b: Builder, node: Node, rows: Operand, columns: Operand, dtype: Operand 
     if b.known_ints(rows) is None or b.known_ints(columns) is None:
         blank = b.filled((rows, columns), 0, FLOAT32)
         return b.cast(b.op("EyeLike", [blank]), wanted)
-    return b.const(np.eye(b.integer(rows, "n"), b.integer(columns, "m")).astype(wanted))
+    lengths = b.integer(rows, "n"), b.integer(columns, "m")
+    b.bounded(*lengths)
+    return b.const(np.eye(*lengths, dtype=wanted))
 
 
 @table({"Triu": 1, ("Tril", "TrilExt"): 0})
@@ -185,8 +188,7 @@ def triangle_places(
 ) -> Value:
     """The places of a matrix's lower or upper triangle: rows, then columns."""
     rows, columns, by = (b.integer(item, "row, col and offset") for item in (row, col, offset))
-    if max(rows, columns) > 1 << 13:
-        raise RefusedError(f"a triangle of {rows} x {columns} is too large for a constant")
+    b.bounded(rows, columns)
     found = np.stack(np.nonzero(half(np.ones((rows, columns), bool), by)))
     return b.const(found, b.element_type(dtype, b.result_type(node, INT64)))
 
@@ -207,7 +209,7 @@ def diagonal_of(b: Builder, x: Value, offset: int, first: int, second: int) -> V
     starts = [max(-offset, 0), max(offset, 0)]
     if isinstance(rows, int) and isinstance(columns, int):
         count = max(min(rows - starts[0], columns - starts[1]), 0)
-        places = b.const(np.arange(count)[:, None] + starts, np.int64)
+        places = b.const(np.arange(b.bounded(count))[:, None] + starts, np.int64)
     else:
         ends = [
             b.op("Sub", [b.value(item), start]) for item, start in zip((rows, columns), starts, strict=True)
@@ -235,6 +237,7 @@ def one_hot(
     count = b.integer(depth, "depth") if known is not None or not isinstance(depth, Value) else None
     if count is not None and count < 0:
         raise RefusedError(f"depth must not be negative, found {count}")
+    b.bounded(count or 0)
     wanted = b.result_type(node, FLOAT32)
     wide = b.cast(indices, INT64)
     spread = b.unsqueeze(wide, [axis])

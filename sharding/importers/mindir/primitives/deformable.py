@@ -14,7 +14,7 @@ def _line(b: Builder, windows: int | Value, size: int, step: int, gap: int, pad:
     """The unmoved places of all windows along one axis, one window after the other."""
     count = [b.const(0, np.int64), b.value(windows), b.const(1, np.int64)]
     starts = b.op("Mul", [b.op("Range", count), step])
-    inside = b.const(np.arange(size) * gap - pad)
+    inside = b.const(np.arange(b.bounded(size)) * gap - pad)
     return b.cast(b.reshape(b.op("Add", [b.unsqueeze(starts, [1]), inside]), (-1,)), FLOAT32)
 
 

@@ -19,7 +19,21 @@ def arg_of(b: Builder, kind: str, x: Value, axis: Operand, keep: bool) -> Value:
         flat = b.op(kind, [b.reshape(wide, (-1,))], {"axis": 0, "keepdims": 0})
         return b.reshape(flat, (1,) * known_rank(x)) if keep else flat
     place = b.axis(b.integer(axis, "axis"), x)
-    return b.op(kind, [wide], {"axis": place, "keepdims": int(keep)})
+    found = b.op(kind, [wide], {"axis": place, "keepdims": int(keep)})
+    return _of_empty(b, found, wide, place, keep) if x.rank is None and place < 0 else found
+
+
+def _of_empty(b: Builder, found: Value, x: Value, axis: int, keep: bool) -> Value:
+    """In the shape without an axis that is counted from behind, or with 1 there: of a tensor without elements
+    ONNX Runtime keeps the axis, and the operator takes no axis from a run."""
+    whole = b.op("Shape", [x])
+    parts = [b.op("Slice", [whole, b.ints((0,)), b.ints((axis,)), b.ints((0,))])]
+    if keep:
+        parts.append(b.ints((1,)))
+    if axis < -1:
+        parts.append(b.op("Slice", [whole, b.ints((axis + 1,)), b.ints((2**62,)), b.ints((0,))]))
+    wanted = b.op("Concat", parts, {"axis": 0}) if len(parts) > 1 else parts[0]
+    return b.op("Reshape", [found, wanted], {"allowzero": 1})
 
 
 @table({"Argmax": "ArgMax", ("Argmin", "ArgminV2"): "ArgMin"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -42,7 +43,7 @@ def _places(
         line = b.op("Reshape", [line, b.const(shape, np.int64)])
         found = line if found is None else b.op("Add", [b.op("Mul", [found, b.value(length)]), line])
     assert found is not None
-    windows, elements = int(np.prod(counts)), int(np.prod(sizes))
+    windows, elements = math.prod(counts), math.prod(sizes)
     return b.op("Reshape", [found, b.const([0, 0, windows, elements], np.int64)])
 
 
@@ -76,8 +77,21 @@ def _pooled(
     return value, place
 
 
-def _several(b: Builder, setting: Operand, count: int, what: str) -> tuple[int, ...]:
-    return b.integers(setting, what, count)[-count:]
+def _settings(b: Builder, x: Value, count: int, ksize: Operand, output: Operand) -> list[tuple[int, ...]]:
+    """How long the windows along each of the last axes are, and how many: as many as start at places of
+    their own, as MindSpore demands."""
+    named = {"ksize": ksize, "output_shape": output}
+    found = [b.integers(item, what, count)[-count:] for what, item in named.items()]
+    for what, numbers in zip(named, found, strict=True):
+        if min(numbers) < 1:
+            raise RefusedError(f"{what} must be positive, found {list(numbers)}")
+    for axis, (size, wanted) in enumerate(zip(*found, strict=True)):
+        length = b.dim(x, axis - count)
+        if isinstance(length, int) and size + wanted - 1 > length:
+            raise RefusedError(f"{wanted} windows of {size} do not fit into a length of {length}")
+    for numbers in found:
+        b.bounded(*numbers)
+    return found
 
 
 def _sample(b: Builder, samples: Value, place: int) -> Value:
@@ -91,9 +105,7 @@ def fractional(
 ) -> tuple[Value, Value]:
     """Of two axes: the first of a plane's samples is for the last one."""
     b.text(format, "data_format", ("nchw",))
-    sizes, counts = (
-        _several(b, item, 2, what) for item, what in ((ksize, "ksize"), (output_shape, "output_shape"))
-    )
+    sizes, counts = _settings(b, x, 2, ksize, output_shape)
     return _pooled(b, x, [_sample(b, samples, place) for place in (1, 0)], sizes, counts, spreads=False)
 
 
@@ -105,9 +117,7 @@ def fractional_of_three(
     b.text(format, "data_format", ("ncdhw",))
     if x.rank not in {4, 5}:
         raise RefusedError("it needs an operand with four or five axes")
-    sizes, counts = (
-        _several(b, item, 3, what) for item, what in ((ksize, "ksize"), (output_shape, "output_shape"))
-    )
+    sizes, counts = _settings(b, x, 3, ksize, output_shape)
     wide = b.unsqueeze(x, [0]) if x.rank == 4 else x
     # Of one entry MindSpore wants (channels, 1, 3).
     numbers = b.cast(b.reshape(samples, (1, -1, 3)) if x.rank == 4 else samples, FLOAT32)

@@ -14,6 +14,7 @@ def affine_grid(b: Builder, theta: Value, output_size: Operand, *, align_corners
     size = b.integers(flattened(output_size), "output_size")
     if len(size) not in {4, 5}:
         raise RefusedError(f"output_size {list(size)} is that of no image and no volume")
+    b.bounded(*size[2:])
     lines = [_places(length, align_corners) for length in size[2:]]
     places = [item.reshape(-1) for item in np.meshgrid(*lines, indexing="ij")][::-1]
     grid = np.stack([*places, np.ones_like(places[0])], axis=-1).astype(np.float32)

@@ -60,6 +60,7 @@ def crop_and_resize(
     if known is None or len(known) != 2:
         raise RefusedError("crop_size must be two integers that are known before a run")
     corners = b.cast(boxes, FLOAT32)
+    b.bounded(*known)
     lines = []
     for axis, count in enumerate(known):
         low = b.op("Gather", [corners, b.const([axis], np.int64)], {"axis": 1})

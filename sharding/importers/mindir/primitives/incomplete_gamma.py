@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sharding.importers.mindir.doubles import Number, log1p
+from sharding.importers.mindir.doubles import Number, expm1, log1p
 from sharding.importers.mindir.primitives.base import Value, table
 from sharding.importers.mindir.primitives.operands import INT64, Builder
 from sharding.importers.mindir.primitives.special import lgamma
@@ -30,6 +30,32 @@ _FAR = 40.0
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188)
 _FLAT = tuple((-1.0) ** (place + 1) / place for place in range(2, 14))
 """log(1 + x) - x, divided by x * x, for small x."""
+
+
+_SMALL = 0.1
+"""Below such an order P may be so near 1 that Q has no digits left of it."""
+_LOG_GAMMA = (
+    -0.5772156649015329,
+    0.8224670334241133,
+    -0.4006856343865313,
+    0.27058080842778454,
+    -0.2073855510286741,
+    0.16955717699740813,
+    -0.14404989676884614,
+    0.12550966952474307,
+    -0.11133426586956473,
+    0.10009945751278182,
+    -0.09095401714582904,
+    0.08335384054610899,
+    -0.0769325164113522,
+    0.07143294629536133,
+    -0.06666870588242048,
+    0.06250095514121302,
+    -0.058823978658684564,
+)
+"""log(gamma(1 + a)) in powers of a, from the first one on."""
+_ALTERNATING = 22
+"""Terms of the series for a place up to 1 + _SMALL."""
 
 
 def _stirling(a: Number) -> Number:
@@ -63,6 +89,19 @@ def _series(b: Builder, a: Number, x: Number) -> Number:
 
     one = b.full_like(a.value, 1.0)
     return Number(b, repeated(b, _TURNS, [one, one], step)[1])
+
+
+def _rest_of_small(b: Builder, a: Number, x: Number) -> Number:
+    """Q of a small order up to a place beside 1, with all its digits: 1 - x ** a / gamma(1 + a), which the
+    first terms of P leave, and the others, -x / (a + 1) + x ** 2 / (2 * (a + 2)) - ..., by W. Gautschi."""
+    exponent = a * (x.apply("Log") - a.polynomial(_LOG_GAMMA))
+    places = np.arange(1.0, _ALTERNATING)
+    signs = np.cumprod(-1 / places)
+    wide, order = (Number(b, b.unsqueeze(item.value, [-1])) for item in (x, a))
+    shares = wide.make("Pow", wide.value, b.const(places)) * Number(b, b.const(signs))
+    terms = shares / (order + Number(b, b.const(places)))
+    rest = Number(b, b.reduced("ReduceSum", terms.value, [-1], False))
+    return (expm1(exponent) + exponent.apply("Exp") * a * rest).apply("Neg")
 
 
 def _fraction(b: Builder, a: Number, x: Number) -> Number:
@@ -131,7 +170,11 @@ def _share(b: Builder, a: Number, x: Number, upper: bool) -> Number:
     right = _fraction(b, _choose(b, behind, a, 1.0), _choose(b, behind, x, 3.0)) * density
     found = _choose(b, near, peak, _choose(b, lower, left, right)).least(0.0).most(1.0)
     on_left = b.op("Where", [near, b.op("Less", [x.value, (a - 1.0).value]), lower])
-    return _choose(b, on_left, *((found.minus(1.0), found) if upper else (found, found.minus(1.0))))
+    if not upper:
+        return _choose(b, on_left, found, found.minus(1.0))
+    small = b.op("And", [before, b.op("Less", [a.value, a.of(_SMALL)])])
+    left = _rest_of_small(b, _choose(b, small, a, _SMALL), _choose(b, small, x, 1.0))
+    return _choose(b, small, left, _choose(b, on_left, found.minus(1.0), found))
 
 
 @table({"Igamma": False, "Igammac": True})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias, Union
@@ -17,6 +18,8 @@ FLOAT32 = np.dtype(np.float32)
 INT32 = np.dtype(np.int32)
 INT64 = np.dtype(np.int64)
 BOOL = np.dtype(np.bool_)
+_MOST_ELEMENTS = 1 << 26
+"""Of a constant that numbers of the file alone decide."""
 
 Formula = Callable[["Builder", Value], Value]
 """A row of a table: what a tensor becomes, once it is in a type to compute in."""
@@ -235,6 +238,14 @@ class Builder(GraphBuilder):
         """A number in another value's element type."""
         return self.const(np.asarray(amount).astype(like.dtype))
 
+    def bounded(self, *lengths: int) -> int:
+        """How many elements a table of these lengths has. Raises `RefusedError` where it is too large to be
+        made: a small file can ask for any."""
+        count = math.prod(max(length, 0) for length in lengths)
+        if count > _MOST_ELEMENTS:
+            raise RefusedError(f"a table of {' x '.join(map(str, lengths))} is too large for a constant")
+        return count
+
     def single(self, operand: Operand, dtype: DType) -> Value:
         """A number, or the one element of a tensor, as a tensor without axes."""
         found = self.cast(self.value(operand, None if isinstance(operand, Value) else dtype), dtype)
@@ -260,12 +271,25 @@ class Builder(GraphBuilder):
 
     def reduced(self, kind: str, x: Value, axes: Axes, keep: bool, *, empty_is_all: bool = True) -> Value:
         """A reduction of ONNX's over axes; None is all of them."""
+        if x.rank is None and axes is not None:
+            axes = self._from_front(x, axes)
         if isinstance(axes, Value):
             return self.op(kind, [x, axes], {"keepdims": int(keep)})
         if axes is not None and not axes and not (empty_is_all and x.rank != 0):
             return x
         constant = self.const(list(axes), np.int64) if axes else None
         return self.op(kind, [x, constant], {"keepdims": int(keep)})
+
+    def _from_front(self, x: Value, axes: Sequence[int] | Value) -> Sequence[int] | Value:
+        """Axes of a tensor of any number of axes, counted from the front by a run; see
+        `sharding.importers.mindir.kernels.from_front`."""
+        if not isinstance(axes, Value) and all(axis >= 0 for axis in axes):
+            return axes
+        given = self.ints(axes if isinstance(axes, Value) else tuple(axes))
+        rank = self.op("Size", [self.op("Shape", [x])])
+        if given.constant is not None and bool((given.constant < 0).all()):
+            return self.op("Add", [given, rank])
+        return self.op("Where", [self.op("Less", [given, 0]), self.op("Add", [given, rank]), given])
 
     def behind(self, x: Value, vector: Value, axis: int) -> Value:
         """A vector along one axis of a tensor, with an axis of length 1 for each one behind it."""

@@ -47,8 +47,19 @@ def unstack(b: Builder, node: Node, x: Value, *, axis: Axis = 0, num: Operand = 
     return tuple(b.squeeze(part, [axis]) for part in parts)
 
 
+_MOST_PARTS = 1 << 16
+"""Each is a result of an operator of the graph; a small file can ask for any number."""
+
+
+def _counted(count: int) -> int:
+    if count > _MOST_PARTS:
+        raise RefusedError(f"{count} parts are too many results for an operator")
+    return count
+
+
 def split_evenly(b: Builder, x: Value, axis: int, count: int) -> list[Value]:
     """Equal parts along an axis."""
+    _counted(count)
     if count == 1:
         return [x]
     return b.ops("Split", [x], {"axis": axis, "num_outputs": count}, outputs=count)
@@ -81,6 +92,7 @@ def split_tensor(b: Builder, x: Value, *, split_size: int = 1, dim: Axis = 0) ->
 
 
 def _pieces(length: int, size: int) -> list[int]:
+    _counted(-(-length // size))
     return [min(size, length - start) for start in range(0, max(length, 1), size)]
 
 

@@ -50,6 +50,7 @@ def lstm(
     Gives the states of all times, the last state and cell, and two results that only a gradient reads.
     """
     inputs, hidden = input_size, hidden_size
+    b.bounded(hidden)
     directions = 2 if bidirectional else 1
     if num_layers != 1:
         raise RefusedError("several layers in one LSTM have no conversion: export it on a CPU")
@@ -137,6 +138,7 @@ def dynamic_rnn(
     if w.shape is None or w.shape[1] is None or wide.shape is None or wide.shape[2] is None:
         raise RefusedError("the weight's shape must be known")
     hidden, inputs = w.shape[1] // 4, wide.shape[2]
+    b.bounded(hidden)
     order = (0, 3, 2, 1)  # to i, o, f, g
     turned = _gates(b, b.transpose(b.cast(w, FLOAT32), [1, 0]), 0, order)
     more = np.repeat(
@@ -179,6 +181,7 @@ def dynamic_gru(
     if w_hidden.shape is None or w_hidden.shape[0] is None or known_rank(x) != 3:
         raise RefusedError("the weight's shape must be known, and the input have three axes")
     hidden = w_hidden.shape[0]
+    b.bounded(hidden)
     weights = []
     for item in (w_input, w_hidden):
         turned = b.transpose(b.cast(item, FLOAT32), [1, 0])

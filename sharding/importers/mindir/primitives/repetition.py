@@ -66,6 +66,7 @@ def repeat_interleave(
         place = b.axis(dim, x)
     rank = known_rank(x)
     if len(repeats) > 1:
+        b.bounded(sum(repeats))
         rows = np.repeat(np.arange(len(repeats)), repeats)
         return b.op("Gather", [x, b.const(rows, np.int64)], {"axis": place})
     shape = b.lengths(x)

@@ -70,6 +70,8 @@ def _wanted(b: Builder, size: Operand, known: tuple[int, ...] | None, axis: int)
     return b.op("Gather", [b.ints(size), b.const(axis, np.int64)], {"axis": 0})
 
 
+_MOST_WEIGHTS = 1 << 20
+"""Of a cubic's matrix that is written into the model; a larger one is found by each run."""
 CUBIC_STEPS = 1024
 """MindSpore, like TensorFlow, takes the cubic's weights from a table with this many places between two."""
 
@@ -106,7 +108,12 @@ def _cubic(b: Builder, length: int | Value, wanted: int | Value, align: bool, ha
     if half:
         known = Number(b, b.op("ReduceSum", [total.value, b.ints((1,))], {"keepdims": 1}))
         total = total / known.apply("Abs").where_below(1e-3, 1.0, known)
-    return b.cast(total.value, FLOAT32)
+    found = b.cast(total.value, FLOAT32)
+    if isinstance(length, int) and isinstance(wanted, int) and 0 < length * wanted <= _MOST_WEIGHTS:
+        # of known lengths no run need find them again
+        weights = b.evaluate(found)
+        found = found if weights is None else b.const(weights)
+    return found
 
 
 def _line(b: Builder, length: Value) -> Value:

@@ -122,7 +122,7 @@ def running_extreme(fold: str, b: Builder, x: Value, *, axis: int = 0) -> tuple[
     shape = tuple(-1 if item == place else 1 for item in range(known_rank(wide)))
     length = b.dim(wide, place)
     if isinstance(length, int):
-        line = b.const(np.arange(length).reshape(shape), np.int64)
+        line = b.const(np.arange(b.bounded(length)).reshape(shape), np.int64)
     else:
         line = b.reshape(b.op("Range", [b.const(0, np.int64), length, b.const(1, np.int64)]), shape)
     here = b.op("Where", [b.op("Equal", [wide, values]), line, b.const(-1, np.int64)])

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sharding.importers.mindir.primitives.arithmetic import floored
+from sharding.importers.mindir.primitives.arithmetic import floored, rest
 from sharding.importers.mindir.primitives.base import (
     Node,
     Operand,
@@ -76,7 +76,7 @@ def _rest(b: Builder, x: Operand, y: Operand) -> Value:
     """The rest of that division, with the divisor's sign."""
     one, other = _common(b, x, y)
     if one.dtype.kind == "i":
-        return b.op("Mod", [one, other])
+        return rest(b, one, other)
     return b.op("Sub", [one, b.op("Mul", [b.op("Floor", [b.op("Div", [one, other])]), other])])
 
 

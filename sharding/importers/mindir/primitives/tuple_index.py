@@ -376,7 +376,9 @@ def make_range(b: Builder, start: Operand, stop: Operand = None, step: Operand =
     bounds = (0, start, 1) if stop is None else (start, stop, step)
     known = [b.known_ints(item) for item in bounds]
     if all(item is not None and len(item) == 1 for item in known):
-        return tuple(range(*(item[0] for item in known if item is not None)))
+        items = range(*(item[0] for item in known if item is not None))
+        b.bounded(len(items))
+        return tuple(items)
     found = b.op("Range", [b.reshape(b.ints(item), ()) for item in bounds])
     found.sequence = True
     return found
