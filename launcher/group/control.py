@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import queue
 import signal
@@ -24,7 +23,7 @@ from launcher.starters.base import Ended
 from ranks.common import forks, processes
 from ranks.common.pulse import Beat
 from ranks.talk import unix, wire
-from ranks.talk.connect import tune_tcp
+from ranks.talk.connect import CUT, tune_tcp
 from ranks.talk.stacks import SPY_SECONDS
 from ranks.talk.stream import Stream
 from ranks.talk.title import process_name
@@ -40,7 +39,6 @@ _HELLO_SECONDS = 10
 _MAX_HELLO = 4096
 _MOST_STACKS, _STACK_SECONDS = 1 << 20, 3.0  # bytes of JSON; and how long they may take
 _NAP_SECONDS, _PATIENCE = 0.05, 40  # without descriptors a rank is kept waiting for two seconds
-_CUT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
 
 
 class Above:
@@ -264,7 +262,7 @@ class Listener:
         except (OSError, wire.WireError) as error:
             if shortage(error):
                 self._on_shortage(error)
-            peer.cut = isinstance(error, OSError) and error.errno in _CUT
+            peer.cut = isinstance(error, OSError) and error.errno in CUT
             self._on_lost(peer)
 
     def _admit(self, stream: Stream, pid: int | None) -> Peer | None:

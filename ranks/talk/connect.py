@@ -6,6 +6,7 @@ Nothing heavy is imported; see `ranks.talk.frame`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -19,6 +20,8 @@ from ranks.talk import unix
 from sharding.common.bounds import MAX_PORT
 from sharding.common.text import parse_whole
 
+CUT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
+"""What a socket says when the network to its other end is cut."""
 EXIT_ORPHANED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong with this rank
 _CONNECT_SECONDS = 15
 _PR_SET_PDEATHSIG = 1

@@ -3,6 +3,7 @@ rank."""
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import queue
@@ -20,7 +21,7 @@ from ranks.common.settings import SCRATCH
 from ranks.errors import PeerLostError, ShardrunError, is_usage
 from ranks.identity.told import Told
 from ranks.talk import wire
-from ranks.talk.connect import EXIT_ORPHANED, open_socket
+from ranks.talk.connect import CUT, EXIT_ORPHANED, open_socket
 from ranks.talk.stacks import offer
 from ranks.talk.stream import Stream
 from sharding.common.arrays import Array
@@ -31,6 +32,7 @@ SCRATCH_PREFIX = "shardrun-"
 _STOP_SECONDS = 4
 _LINGER_SECONDS = 2  # longer than the launcher looks for the first cause
 _MAX_TEXT = 64 << 10
+_CLOSED = (errno.EBADF, errno.ENOTCONN, errno.ENETRESET)
 _AT_WORK_SECONDS = 0.02
 """A main thread that works on one request for longer leaves reading to the listener."""
 
@@ -94,7 +96,9 @@ class Control:
         try:
             with self._sending:
                 self._stream.send(wire.Message(kind, fields or {}, tensors or {}), slot)
-        except OSError:
+        except OSError as error:
+            if not _is_gone(error):
+                raise  # something of this process is short: whoever sends tells of it, or ends with it
             self._end()
 
     def told(self) -> Told:
@@ -245,7 +249,7 @@ class Control:
     def _lose(self, error: OSError | wire.WireError) -> None:
         """The launcher cannot be heard any more."""
         if not self._stopping:
-            if shortage(error):  # the launcher is still there
+            if not _is_gone(error):  # the launcher is still there
                 self.report(error, "")
             self._end()
 
@@ -258,6 +262,13 @@ class Control:
             shutil.rmtree(scratch, ignore_errors=True)
         remove_mpich_files()  # where it is still in MPI_Init
         os._exit(EXIT_ORPHANED)
+
+
+def _is_gone(error: OSError | wire.WireError) -> bool:
+    """Whether an error says that the launcher, or the way to it, is gone: anything else, as that no memory or
+    no room is left, is of this process, and the launcher can be told."""
+    number = error.errno if isinstance(error, OSError) else None
+    return number is None or isinstance(error, ConnectionError) or number in {*CUT, *_CLOSED}
 
 
 def _drop_in_child(control: weakref.ref[Control]) -> None:

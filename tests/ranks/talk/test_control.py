@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import queue
+import re
 import select
 import signal
 import socket
@@ -124,6 +125,32 @@ def joined(recorder: Recorder) -> tuple[Control, Peer]:
     """Rank 0, and what the launcher has of it."""
     control = Control.connect(recorder.listener.address, recorder.listener.secret, 0, 2, "h")
     return control, recorder.next("hello")
+
+
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EIO, errno.ENOMEM, errno.ECONNRESET, errno.EHOSTUNREACH]
+)
+def test_only_a_connection_that_is_gone_is_taken_for_the_launchers_end(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """What else goes wrong while a rank waits for a request, as in a handler of a signal, is the rank's."""
+    control, peer = joined(recorder)
+
+    def receive() -> Message:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(control._stream, "receive", receive)  # the listener is in the one before
+        peer.send(Kind.PREDICT, {"request": 1})
+        assert control.next().fields == {"request": 1}
+        with pytest.raises(OSError, match=re.escape(os.strerror(number))):
+            control.next()
+    control.bye()
+    message: Message = recorder.next("message")
+    gone = number in {errno.ECONNRESET, errno.EHOSTUNREACH}
+    assert message.kind is (Kind.BYE if gone else Kind.ERROR)
+    if not gone:
+        assert os.strerror(number) in message.fields["message"] and not message.fields["secondary"]
 
 
 def test_a_rank_that_is_idle_reads_by_itself(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
