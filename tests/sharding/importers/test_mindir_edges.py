@@ -198,6 +198,20 @@ def test_the_least_number_divided_by_minus_1_ends_no_process(name: str, tmp_path
         np.testing.assert_array_equal(found, np.array(wanted, name), f"{kind} {name}", strict=True)
 
 
+@pytest.mark.parametrize(("kind", "wanted"), [("ScalarFloorDiv", -(2**63)), ("ScalarMod", 0)])
+def test_numbers_of_a_run_divided_by_minus_1_end_no_process(kind: str, wanted: int, tmp_path: Path) -> None:
+    file = File()
+    graph = file.graph("main", ("x", "int64", ()), ("y", "int64", ()))
+    numbers = [graph.prim("TensorToScalar", graph[name], types=(("int64", ()),)) for name in "xy"]
+    found = graph.prim(kind, *numbers, types=(("int64", ()),))
+    graph.gives(graph.prim("ScalarToTensor", found, types=(("int64", ()),)))
+    session = graphs.session(import_model(file.save(tmp_path / "numbers.mindir")))
+    names = [item.name for item in session.get_inputs()]
+    given = (np.array(-(2**63)), np.array(-1))
+    (answer,) = session.run(None, dict(zip(names, given, strict=True)))
+    assert answer == wanted
+
+
 def test_the_place_of_a_running_extreme_is_found_in_half_precision(tmp_path: Path) -> None:
     """ONNX Runtime's optimizer leaves out some roundings to float16 and no others: -1 was a place."""
     file = File()
