@@ -255,7 +255,7 @@ def _of_processor_time(host: str) -> str:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Launched:
     """What is known of the launching program when it has ended.
 

@@ -341,7 +341,9 @@ def test_a_channel_that_ends_in_the_middle(folder: Path, tmp_path: Path) -> None
     have = {"have": {file.file: file.bytes for file in copy.files}}
     (tmp_path / "said").write_text(json.dumps(have) + "\n")
     with pytest.raises(LaunchError) as caught:
-        send(folder, tmp_path / "there", Channel(f"cat {tmp_path / 'said'}; echo oh >&2; exit 3 #"))
+        # What it is offered is read first: an end before that is one before anything was begun.
+        said = f"head -c 1 > {tmp_path / 'read'}; cat {tmp_path / 'said'}; echo oh >&2; exit 3 #"
+        send(folder, tmp_path / "there", Channel(said))
     assert "is gone: channel ended with exit code 3 while files were copied there (3.15 MB of 3.15 MB" in str(
         caught.value
     )
