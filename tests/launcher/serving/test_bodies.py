@@ -244,6 +244,14 @@ def test_a_refusal_reaches_who_still_sends(how: str) -> None:
         assert client.get(LIVE).status_code == 200
 
 
+def cut_while_it_sends(connection: socket.socket) -> None:
+    """That a connection on which byte after byte comes is ended by the server."""
+    with pytest.raises(OSError, match=r"reset|pipe"):
+        for _ in range(600):
+            connection.sendall(b"x")
+            time.sleep(0.05)
+
+
 def test_what_is_read_for_a_refusal_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "_LINGER_BYTES", 1 << 20)
     head = f"POST {URL} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {1 << 40}\r\n\r\n"
@@ -255,10 +263,7 @@ def test_what_is_read_for_a_refusal_is_bounded(monkeypatch: pytest.MonkeyPatch) 
         with socket.create_connection((host, int(port)), timeout=30) as still:  # which sends nothing more
             still.sendall(head.encode())
             assert b" 413 " in b"".join(iter(lambda: still.recv(1 << 16), b""))
-            with pytest.raises(OSError, match=r"reset|pipe"):
-                for _ in range(600):
-                    still.sendall(b"x")
-                    time.sleep(0.05)
+            cut_while_it_sends(still)
 
 
 def test_a_refused_body_that_does_not_end_on_a_connection_that_stays(
@@ -272,10 +277,7 @@ def test_a_refused_body_that_does_not_end_on_a_connection_that_stays(
         with socket.create_connection((host, int(port)), timeout=30) as made:
             made.sendall(head.encode())
             assert b" 413 " in made.recv(1 << 16)
-            with pytest.raises(OSError, match=r"reset|pipe"):
-                for _ in range(600):
-                    made.sendall(b"x")
-                    time.sleep(0.05)
+            cut_while_it_sends(made)
 
 
 def test_a_server_ends_though_clients_have_sent_half_of_what_they_ask(
