@@ -40,10 +40,11 @@ A full disk is a file system of 64 KiB on the victim's host, on which the rank w
 lock that nobody gives back, while the process lives. A child that is left is a forked one, in the rank's own
 process group: it has to end too.
 
-A number is the seconds from the death to the end of the last process; where a port is taken or a rank never
-starts, from the start of the job. These two are given 15 s more than the others, for starting itself: so a cell of
-theirs that took over 10 s counts as right here. "2nd" says that a first try was not right and a second was: the machine did other work meanwhile, and a
-process that is not given the processor notices nothing.
+A number is the seconds from the death to the end of the last process; where a port is taken or a rank
+never starts, from the start of the job. These two are given 15 s more than the others, for starting
+itself: so a cell of theirs that took over 10 s counts as right here. "2nd" says that a first try was not
+right and a second was: the machine did other work meanwhile, and a process that is not given the
+processor notices nothing.
 
 """
 
