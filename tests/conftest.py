@@ -184,6 +184,7 @@ WAITING = (
     "launcher/clusters/test_page.py",
     "launcher/clusters/test_staging.py",
     "launcher/clusters/test_started_by_others.py",
+    "launcher/clusters/test_cut_cables.py",
     "launcher/clusters/test_two_hosts.py",
     "launcher/group/test_failure.py",
     "launcher/group/test_halted.py",

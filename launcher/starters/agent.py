@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -25,6 +26,8 @@ from launcher.starters.agents.relay import MOST_DATA, Relay
 from ranks.common import sources
 from ranks.common.processes import LOOK_SECONDS, Groups
 
+FIRST_SECONDS = 120.0
+"""In which it is told what to start. Where the network is cut before, its input never ends."""
 _SIGNALS = {b"TERM": signal.SIGTERM, b"KILL": signal.SIGKILL}
 
 
@@ -132,6 +135,8 @@ def main() -> None:
     os.dup2(2, 1)
     ranks = _Ranks(output)
     ranks.say({"here": os.uname().nodename})
+    if not select.select([0], [], [], FIRST_SECONDS)[0]:
+        os._exit(1)
     first = sys.stdin.buffer.readline()
     if not first.endswith(b"\n"):  # the launcher has ended before it could ask
         os._exit(1)

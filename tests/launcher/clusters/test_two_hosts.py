@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import pytest
 
 from tests.clusters import ADDRESSES, NAMES
 from tests.launcher.clusters.conftest import Cluster
-from tests.launcher.processes import wait_until
 
 FIRST, SECOND = NAMES
 TWO = ("--hosts", f"{FIRST}:1,{SECOND}:1")
@@ -166,48 +164,6 @@ def is_left(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("launcher", ["ssh", "mpirun"])
-def test_a_cut_cable_is_named(cluster: Cluster, launcher: str) -> None:
-    """Neither side hears of it: both notice that nothing comes any more, and nothing is left of the job."""
-    path = script(cluster, "import time; print('running', flush=True); time.sleep(100)")
-
-    def cut() -> None:
-        if wait_until(lambda: cluster.ranks(FIRST) and cluster.ranks(SECOND), 60):
-            wait_until(lambda: False, 2.0)  # until they have said hello
-        cluster.hosts.link(SECOND, "down")
-
-    thread = threading.Thread(target=cut)
-    thread.start()
-    try:
-        words = ("exec", *TWO, "--launcher", launcher, "--collectives", "gloo", path)
-        command = cluster.hosts.command(FIRST, [sys.executable, "-m", "launcher.cli", *words])
-        done = subprocess.run(
-            command, cwd=cluster.folder, capture_output=True, text=True, timeout=60, check=False,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-        )  # fmt: skip
-        assert wait_until(lambda: not cluster.ranks(SECOND), 20), cluster.ranks(SECOND)
-        # Open MPI's daemon, which would try for a quarter of an hour to tell its mpirun.
-        assert wait_until(lambda: not daemons(cluster, SECOND), 20), daemons(cluster, SECOND)
-    finally:
-        thread.join()
-        cluster.hosts.link(SECOND, "up")
-    assert done.returncode == 1
-    told = f"^shardrun: error: rank 1 on host {SECOND} is gone: "
-    assert re.search(told, done.stderr, re.MULTILINE), done.stderr
-
-
-def daemons(cluster: Cluster, host: str) -> list[int]:
-    """The daemons of an mpirun on a host."""
-
-    def is_one(pid: int) -> bool:
-        try:
-            return Path(f"/proc/{pid}/comm").read_text().strip() in {"prted", "orted", "hydra_pmi_proxy"}
-        except OSError:
-            return False
-
-    return [pid for pid in cluster.hosts.processes(host) if is_one(pid)]
-
-
 SILENT = "10.78.0.9"
 SAYS_NOTHING = f"""
 import socket, time
@@ -240,26 +196,6 @@ def test_a_host_that_says_nothing(cluster: Cluster) -> None:
     assert done.returncode == 1
     said = r"host 10\.78\.0\.9 cannot be reached over ssh \(Connection .*timed out.*\), so mpirun starts no"
     assert re.match(rf"shardrun: error: {said}", done.stderr), done.stderr
-
-
-def test_a_cable_cut_while_daemons_start(cluster: Cluster) -> None:
-    """Before any rank has said a word; nothing is left on either side."""
-    cut: list[bool] = []
-
-    def wait_and_cut() -> None:
-        cut.append(wait_until(lambda: daemons(cluster, SECOND), 60))
-        cluster.hosts.link(SECOND, "down")
-
-    thread = threading.Thread(target=wait_and_cut)
-    thread.start()
-    try:
-        done = cluster.run("run", cluster.slices, *TWO, "--launcher", "mpirun", "--repeat", 10**9)
-        assert wait_until(lambda: not daemons(cluster, SECOND), 30), daemons(cluster, SECOND)
-    finally:
-        thread.join()
-        cluster.hosts.link(SECOND, "up")
-    assert cut == [True] and done.returncode == 1
-    assert re.match(rf"shardrun: error: .*\bhost {SECOND}\b", done.stderr), done.stderr
 
 
 def test_a_host_that_ssh_does_not_know(cluster: Cluster) -> None:

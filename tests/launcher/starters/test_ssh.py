@@ -187,6 +187,10 @@ def test_an_agent_that_is_asked_nothing_says_nothing() -> None:
     )
     assert done.returncode == 1 and not done.stderr
     assert [set(json.loads(line)) for line in done.stdout.splitlines()] == [{"here", "bytes"}]
+    # Nor is it kept by a launcher that was cut off: then its input has no end.
+    hurried = f"import {agent.__name__} as agent; agent.FIRST_SECONDS = 0.1; agent.main()"
+    with subprocess.Popen([sys.executable, "-c", hurried], stdin=subprocess.PIPE, cwd=ROOT) as waiting:
+        assert waiting.wait(timeout=60) == 1
 
 
 def test_no_agent_is_left_where_descriptors_run_out(said: Path, monkeypatch: pytest.MonkeyPatch) -> None:
