@@ -66,6 +66,8 @@ class _OpenMpi(NamedTuple):
     """A pattern of what the agent is called on a command line."""
     more: str
     """What holds more arguments for it, which come after those that stand beside its name."""
+    flat: str
+    """What has mpirun itself reach every host."""
     folder: str
     file: str
 
@@ -76,6 +78,7 @@ _OPEN_MPIS = {
         "plm_ssh_agent",
         r"(prte|plm_ssh|plm_rsh)_(ssh_|rsh_)?agent",
         "plm_ssh_args",
+        "plm_ssh_no_tree_spawn",
         ".prte",
         "prte",
     ),
@@ -84,6 +87,7 @@ _OPEN_MPIS = {
         "plm_rsh_agent",
         r"(orte|pls|plm)_(ssh|rsh)_agent",
         "plm_rsh_args",
+        "plm_rsh_no_tree_spawn",
         ".openmpi",
         "openmpi",
     ),
@@ -133,24 +137,35 @@ def _of_open_mpi(known: _OpenMpi, mpirun: Path, asked: _Asked, arguments: list[s
     if any(name in said or known.prefix + name in environ for name in idle):
         idle = {}
     found = {known.prefix + name: value for name, value in idle.items()}
+    found |= _amended(known, said, asked, arguments)
+    # Of more than 64 hosts, daemons there would reach the others: Open MPI 5 tells them what its ssh is up to
+    # the first "=" only.
+    places = _places(known.named, arguments) + _places("plm_(ssh|rsh)_args", arguments)
+    told = [found.get(known.prefix + name, "") for name in (known.agent, known.more)]
+    cut = any("=" in words for words in (*told, *(arguments[at] for at in places)))
+    if cut and known.flat not in said and known.prefix + known.flat not in environ:
+        found[known.prefix + known.flat] = "1"
+    return found
+
+
+def _amended(known: _OpenMpi, said: Mapping[str, str], asked: _Asked, arguments: list[str]) -> dict[str, str]:
+    """The variables by which its ssh gets our options, where it does not in ``arguments``."""
+    environ = asked.environ
     agents, more = _places(known.named, arguments), _places("plm_(ssh|rsh)_args", arguments)
     agent_name, more_name = known.prefix + known.agent, known.prefix + known.more
     agent = environ.get(agent_name) or said.get(known.agent) or "ssh : rsh"
     if words := " ".join(arguments[at] for at in more) or environ.get(more_name) or said.get(known.more):
         first = (arguments[agents[-1]] if agents else agent).partition(":")[0]
         if not _is_ssh(first):
-            return found
+            return {}
         told = f"{words} {_ours([*first.split(), *words.split()], asked)}".rstrip()
-        if more:
-            arguments[more[-1]] = told.removeprefix(" ".join(arguments[at] for at in more[:-1])).lstrip()
-        else:
-            found[more_name] = told
-        return found
+        if not more:
+            return {more_name: told}
+        arguments[more[-1]] = told.removeprefix(" ".join(arguments[at] for at in more[:-1])).lstrip()
+        return {}
     for at in agents:
         arguments[at] = _with_our_options(arguments[at], asked)
-    if not agents:
-        found[agent_name] = _with_our_options(agent, asked)
-    return found
+    return {} if agents else {agent_name: _with_our_options(agent, asked)}
 
 
 def _places(named: str, arguments: Sequence[str]) -> list[int]:

@@ -23,6 +23,7 @@ from tests.launcher.processes import wait_until
 OURS = " ".join(patience.OPTIONS)
 NOWHERE = Path("/nonexistent/bin/mpirun")
 PRTE, ORTE = "PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"
+FLAT = "PRTE_MCA_plm_ssh_no_tree_spawn"
 MPICH, INTEL = "HYDRA_LAUNCHER_EXTRA_ARGS", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
 
 
@@ -64,13 +65,22 @@ def test_what_arguments_and_files_say_is_kept(tmp_path: Path) -> None:
     file.parent.mkdir()
     file.write_text("# of all jobs\nplm_ssh_agent = ssh -F all # keys\noob_tcp_keepalive_time = 77\n")
     found, _ = patience.limited("openmpi", NOWHERE, {"HOME": str(tmp_path)}, [])
-    assert found == {PRTE: f"ssh -F all {OURS}"}
+    assert found == {PRTE: f"ssh -F all {OURS}", FLAT: "1"}
     found, _ = patience.limited("openmpi", NOWHERE, {"HOME": str(tmp_path), PRTE: "ssh"}, [])
-    assert found == {PRTE: f"ssh {OURS}"}
+    assert found == {PRTE: f"ssh {OURS}", FLAT: "1"}
     rsh = ["-launcher=rsh"], ["--bootstrap=rsh"], ["-launcher-exec=/opt/reach"]
     for other in (["-launcher", "rsh"], *rsh):
         assert patience.limited("mpich", NOWHERE, {}, other) == ({}, other)
     assert patience.limited("mpich", NOWHERE, {}, ["-launcher=ssh"])[0] == {MPICH: OURS}
+
+
+def test_open_mpis_daemons_reach_no_hosts_by_half_an_ssh() -> None:
+    """They would be told what their ssh is up to the first "=". What is said of it otherwise counts."""
+    for given in ([], ["--prtemca", "plm_ssh_agent", "ssh"], ["--prtemca", "plm_ssh_args", "-q"]):
+        assert patience.limited("openmpi", NOWHERE, {}, given)[0][FLAT] == "1"
+    assert patience.limited("openmpi4", NOWHERE, {}, [])[0]["OMPI_MCA_plm_rsh_no_tree_spawn"] == "1"
+    for own in ({FLAT: "0"}, {PRTE: "/opt/reach"}):
+        assert FLAT not in patience.limited("openmpi", NOWHERE, own, [])[0]
 
 
 ARGUMENTS = "PRTE_MCA_plm_ssh_args"
