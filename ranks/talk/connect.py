@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import stat
+import struct
 import sys
 from collections.abc import Collection, Iterator
 
@@ -27,6 +28,9 @@ _CONNECT_SECONDS = 15
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TIMEVAL_BYTES = 16
+# Places in struct tcp_info of <linux/tcp.h>: milliseconds since the last data, then bytes acknowledged, and
+# bytes received.
+_INFO_SENT, _INFO_ACKED, _INFO_BYTES = 44, 120, 136
 
 
 class ControlError(ShardrunError):
@@ -107,6 +111,20 @@ def cut_to(port: int) -> None:
         with contextlib.suppress(OSError):
             if own.getpeername()[1] == port:
                 own.shutdown(socket.SHUT_RDWR)
+
+
+def unanswered(port: int) -> float:
+    """For how many seconds a connection of this process to such a port has awaited its first answer, since it
+    has last asked for it; 0 where none does."""
+    longest = 0
+    for _, own in _connections():
+        with contextlib.suppress(OSError, struct.error, AttributeError):
+            if own.getpeername()[1] == port:
+                told = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+                asked, received = struct.unpack_from("=QQ", told, _INFO_ACKED)
+                if asked > 1 and not received:  # the first is the connection itself
+                    longest = max(longest, struct.unpack_from("=I", told, _INFO_SENT)[0])
+    return longest / 1000
 
 
 def any_ended(inodes: Collection[int]) -> bool:

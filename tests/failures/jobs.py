@@ -279,7 +279,7 @@ class Cell:
             if self.death.lives:
                 return self.lived()
         limit = self.jobs.seconds + (HANG_SECONDS if self.death.hangs else 0)
-        if self.death.victim == "before":
+        if self.death.how == "never":
             limit += _START_SECONDS / 4
         alive = [
             one for one in self.launched if not (self.death.victim == "host" and one.host == self.victim)

@@ -41,8 +41,8 @@ lock that nobody gives back, while the process lives. A child that is left is a 
 process group: it has to end too.
 
 A number is the seconds from the death to the end of the last process; where a port is taken or a rank
-never starts, from the start of the job. These two are given 15 s more than the others, for starting
-itself: so a cell of theirs that took over 10 s counts as right here. "2nd" says that a first try was not
+never starts, from the start of the job. The last row is given 15 s more than the others, for starting
+itself: so a cell there that took over 10 s after the 6 s counts as right here. "2nd" says that a first try was not
 right and a second was: the machine did other work meanwhile, and a process that is not given the
 processor notices nothing.
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import socket
-import threading
 import time
 from collections.abc import Callable, Collection
 from datetime import timedelta
@@ -16,6 +14,7 @@ from ranks.collectives.absence import ABSENCE, rank_of
 from ranks.collectives.torch.error import is_loss
 from ranks.collectives.torch.lines import is_open, is_there, line_to, place_of
 from ranks.collectives.torch.protocols import Store
+from ranks.collectives.torch.strangers import ANSWERS, is_ours, sign, soon, taken
 from ranks.common import sources
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from ranks.identity.meeting import meeting_place
@@ -32,7 +31,6 @@ _HEARING = 2.0  # seconds in which the others hear of a rank that is gone
 _AGAIN = 0.02  # seconds between two looks whether others have come
 _SHOWN = 8
 _LONGEST_WORD = 4000
-_ANSWERS = 10.0  # seconds in which a store that is connected to says something, on a busy host too
 
 
 def remote_store(identity: Identity, timeout: float) -> Store:
@@ -86,14 +84,21 @@ def _met(
     serves: bool,
 ) -> Store:
     """The store at a place, once every rank is there. Raises torch's errors, too."""
-    store = make() if serves else _soon(make, min(timeout, _ANSWERS))
+    store = _found(make, place[1], min(timeout, ANSWERS), serves=serves)
     if store is None:
         ABSENCE.over()  # whoever comes there hears of nothing
-        raise CollectiveError(
-            f"Port {place[1]} of {place[0]} (MASTER_ADDR, MASTER_PORT) is taken by another program, which is "
-            f"not rank 0 of this job, or rank 0 is stopped: choose another port, the same on every rank."
-        )
+        raise taken(place)
     _meet(store, identity, timeout, deadline)
+    return store
+
+
+def _found(make: Callable[[], Store], port: int, seconds: float, *, serves: bool) -> Store | None:
+    """This job's store; None where another program has the port."""
+    store = make() if serves else soon(make, port, seconds)
+    if serves and store is not None:
+        sign(store)
+    elif store is not None and not _agent_serves() and not is_ours(store, seconds):
+        return None
     return store
 
 
@@ -126,7 +131,7 @@ class Lookout:
         if apart and (place := place_of(store)) is not None:
             dist: ModuleType = torch_import.load("torch.distributed")
             try:
-                store = _maker(dist, place, identity.world_size, _ANSWERS, serves=False)()
+                store = _maker(dist, place, identity.world_size, ANSWERS, serves=False)()
             except RuntimeError as error:
                 raise self._unserved(error) from error
         self.there = of_this_start(_MEETING, store)
@@ -198,7 +203,7 @@ def tell_gone(identity: Identity, gone: str, late: Collection[int], seconds: flo
     if not serves:
         _until_listening(address, number, identity.rank, seconds, deadline)
     make = _maker(dist, (address, number), identity.world_size, seconds, serves=serves)
-    store = make() if serves else _soon(make, _ANSWERS)
+    store = _found(make, number, ANSWERS, serves=serves)
     if store is None:
         return
     there = of_this_start(_MEETING, store)
@@ -215,27 +220,6 @@ def of_this_start(name: str, store: Store) -> Store:
     dist: ModuleType = torch_import.load("torch.distributed")
     part: Store = dist.PrefixStore(f"{name}-{_restarts()}", store)
     return part
-
-
-def _soon(make: Callable[[], Store], seconds: float) -> Store | None:
-    """What ``make`` gives or raises; None where it takes more than ``seconds``: of a program that accepts
-    connections and says nothing torch awaits an answer without an end."""
-    found: queue.SimpleQueue[Store | Exception] = queue.SimpleQueue()
-
-    def work() -> None:
-        try:
-            found.put(make())
-        except Exception as error:  # raised where it is waited for
-            found.put(error)
-
-    threading.Thread(target=work, name="shardrun store", daemon=True).start()
-    try:
-        result = found.get(timeout=seconds)
-    except queue.Empty:
-        return None
-    if isinstance(result, Exception):
-        raise result
-    return result
 
 
 def _agent_serves() -> bool:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from ranks.collectives.torch import strangers
+from ranks.collectives.torch.protocols import Store
 from tests.ranks.collectives.test_collectives import need
 from tests.ranks.worlds import SETTINGS, copies
 
+SECONDS = 60.0
 PROGRAM = """
 import sys, time
 import torch.distributed  # its import is no part of the time
@@ -68,6 +73,65 @@ def test_a_stranger_that_has_the_port() -> None:
     *_, said = done.stderr.splitlines()
     assert f"Port {port} of 127.0.0.1 (MASTER_ADDR, MASTER_PORT) is taken by another program" in said
     assert "frame #" not in done.stderr
+
+
+def answer_after(server: socket.socket, seconds: float, word: bytes) -> None:
+    connection, _ = server.accept()
+    with connection:
+        time.sleep(seconds)
+        connection.sendall(word)
+        while connection.recv(100):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("word", "pause", "found"), [(b"", 0.0, False), (b"1", 0.0, True), (b"1", 1.0, True)]
+)
+def test_who_is_silent_when_asked_is_no_store(
+    monkeypatch: pytest.MonkeyPatch, word: bytes, pause: float, found: bool
+) -> None:
+    """The patience for one that is asked is brief, and begins with the question, not with a slow name."""
+    monkeypatch.setattr(strangers, "_SILENCE", 0.5)
+    held: list[socket.socket] = []
+
+    def make() -> Store:
+        time.sleep(pause)
+        held.append(socket.create_connection(server.getsockname()))
+        held[0].sendall(b"are you there?")
+        held[0].recv(1)
+        return cast("Store", held[0])
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer_after, args=(server, 0.0, word), daemon=True).start()
+        began = time.monotonic()
+        store = strangers.soon(make, server.getsockname()[1], SECONDS)
+        assert (store is not None) == found and time.monotonic() - began < SECONDS / 2
+    held[0].close()
+
+
+def test_another_job_that_has_the_port() -> None:
+    """Its store answers as ours would. Neither job is disturbed: the other one's ranks meet afterwards."""
+    need("gloo")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environ = {
+        "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port), "SHARDRUN_TIMEOUT": str(SECONDS),
+    }  # fmt: skip
+    first, second = ({"SHARDRUN_JOB": word * 32} for word in "12")
+    waiting = copies(torch=True).popen(
+        ["-c", PROGRAM], {**os.environ, **SETTINGS, **environ, **first, "RANK": "0"}, Path.cwd()
+    )
+    try:
+        stranger = run(PROGRAM, {**environ, **second, "RANK": "1"})
+        assert stranger.returncode == 1
+        assert f"Port {port} of 127.0.0.1 (MASTER_ADDR, MASTER_PORT) is taken" in stranger.stderr
+        own = run(PROGRAM, {**environ, **first, "RANK": "1"})
+        assert own.returncode == 0, own.stderr
+        assert waiting.communicate(timeout=2 * SECONDS) == ("", "")
+    finally:
+        waiting.kill()
 
 
 SEVERAL = """
