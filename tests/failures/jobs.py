@@ -97,6 +97,7 @@ class Cell:
         self.folder.mkdir()
         self.victim = NAMES[1] if count == 2 and rank == 1 else NAMES[0]
         self.launched: list[Launched] = []
+        self.began = 0.0
         self.before = {host: self.shared_memory(host) for host in NAMES}
         self.group: Path | None = None
         self.disk = self.folder / "disk"
@@ -184,6 +185,7 @@ class Cell:
         if mpi := self.jobs.mpis.get(self.starter):
             path = f"{mpi}/bin{os.pathsep}{path}"
         told["PATH"] = path
+        self.began = self.began or time.monotonic()  # scripts have been written before
         with errors.open("w") as err, output.open("w") as out:
             process = subprocess.Popen(
                 self.hosts.command(host, words, **told), cwd=self.folder, env=self.environment(),
@@ -268,8 +270,8 @@ class Cell:
             self.take_port()
         if self.death.how == "disk":
             self.make_full_disk()
-        began = time.monotonic()
         self.start()
+        began = self.began
         if self.death.victim != "before":
             if not wait_until(self.at_work, _START_SECONDS) or not (self.folder / "busy_1").exists():
                 return Outcome(["did not start"], errors=self.errors())

@@ -42,8 +42,9 @@ process group: it has to end too.
 
 A number is the seconds from the death to the end of the last process; where a port is taken or a rank
 never starts, from the start of the job. The last row is given 15 s more than the others, for starting
-itself: so a cell there that took over 10 s after the 6 s counts as right here. "2nd" says that a first try was not
-right and a second was: the machine did other work meanwhile, and a process that is not given the
+itself: so a cell there that took over 10 s after the 6 s counts as right here (with `scripts`, 5 s of it are
+`run_all.sh`'s patience: that rank hangs in an import, and hears no SIGTERM). "2nd" says that a first try was
+not right and a second was: the machine did other work meanwhile, and a process that is not given the
 processor notices nothing.
 
 """
