@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from launcher.common.programs import SilentError
 from sharding.common.registry import Names, Registry
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 CHECK_SECONDS = 45.0
 """How long a check may take."""
+_BUSY = "see what this machine is busy with"
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -61,6 +63,8 @@ def examine(asked: Asked, checks: Iterable[Check] | None = None) -> list[tuple[s
     def run(place: int, check: Check) -> None:
         try:
             findings = list(check.run(asked))
+        except SilentError as error:
+            findings = [Finding("fail", str(error), _BUSY)]
         except Exception as error:  # a check that fails is a finding, and no reason to look no further
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             findings = [Finding("fail", f"this check itself failed ({text})")]
@@ -73,5 +77,5 @@ def examine(asked: Asked, checks: Iterable[Check] | None = None) -> list[tuple[s
         thread.join(CHECK_SECONDS)
     for place in range(len(chosen)):
         late = f"no answer within {CHECK_SECONDS:.0f} s"
-        found.setdefault(place, [Finding("fail", late, "see what this machine is busy with")])
+        found.setdefault(place, [Finding("fail", late, _BUSY)])
     return [(check.title, finding) for place, check in enumerate(chosen) for finding in found[place]]

@@ -31,9 +31,21 @@ def here(path: str, told: Told, host: str) -> str:
             )
         return str(place / told.file)
     # A pattern names no file. The launcher has seen the path on its own host.
-    if "{}" not in path and not os.path.lexists(path):
+    if "{}" not in path and (lacks := _lacking(path)):
         raise ShardrunError(
-            f"{path} does not exist on host {host}, which has no file system in common with the launcher's "
-            "host there: give --stage, which copies to each host the files of its ranks, or copy it yourself."
+            f"{path} {lacks} on host {host}, which has no file system in common with the launcher's host "
+            "there: give --stage, which copies to each host the files of its ranks, or copy it yourself."
         )
     return path
+
+
+def _lacking(path: str) -> str:
+    """How a host lacks what the launcher's has; "" where it may be there. A file system that is not mounted
+    leaves an empty folder."""
+    if not os.path.lexists(path):
+        return "does not exist"
+    try:
+        with os.scandir(path) as entries:
+            return "" if next(entries, None) else "is an empty folder"
+    except OSError:  # a file, or what another sentence is about
+        return ""

@@ -154,15 +154,22 @@ def test_a_check_that_hangs_or_fails_holds_up_no_other(monkeypatch: pytest.Monke
         time.sleep(5)
         yield Finding("ok", "late")
 
+    def silent(asked: Asked) -> Iterator[Finding]:
+        asking.ask(sys.executable, "-c", "import time; time.sleep(60)", seconds=0.1)
+        yield Finding("ok", "never")
+
     checks = [
         Check("first", 1, hanging),
         Check("second", 2, broken),
         Check("third", 3, lambda asked: [Finding("ok", "x")]),
+        Check("fourth", 4, silent),
     ]
-    first, second, third = base.examine(Asked(), checks)
+    first, second, third, fourth = base.examine(Asked(), checks)
     assert first == ("first", Finding("fail", "no answer within 0 s", "see what this machine is busy with"))
     assert second == ("second", Finding("fail", "this check itself failed (ValueError: odd machine)"))
     assert third == ("third", Finding("ok", "x"))
+    said = f"`{sys.executable}` gave no answer within 0.1 s"
+    assert fourth == ("fourth", Finding("fail", said, "see what this machine is busy with"))
 
 
 def ssh(programs: Programs, seconds: str, last: str) -> list[Finding]:

@@ -107,6 +107,15 @@ def test_without_it_the_error_says_so(apart: Apart, launcher: str) -> None:
     assert f"{apart.slices} does not exist on host {SECOND}" in first and "give --stage" in first
 
 
+def test_an_empty_folder_is_a_file_system_that_is_not_mounted(apart: Apart) -> None:
+    apart.there("mkdir", "-p", apart.slices)
+    done = apart.run("run", apart.slices, *TWO, "--launcher", "ssh")
+    apart.there("rmdir", apart.slices)
+    assert done.returncode == 1
+    assert f"{apart.slices} is an empty folder on host {SECOND}" in done.stderr.splitlines()[0]
+    assert "give --stage" in done.stderr.splitlines()[0]
+
+
 def test_a_model_is_sliced_here_and_copied(apart: Apart) -> None:
     from tests.launcher.cli_tools import save_mlp
 
