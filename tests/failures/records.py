@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.clusters import ROOT
+from tests.failures.deaths import SECONDS, find
 from tests.failures.jobs import Outcome
 
 Key = tuple[str, str, int]
@@ -33,7 +34,7 @@ class Records:
         """Whether that cell was right when it was last tried; ``committed``: and is known to have been tried
         of a commit, with nothing changed since."""
         found = self.last.get((death, starter, hosts))
-        if found is None or found["problems"]:
+        if found is None or found["problems"] or is_old(found):
             return False
         return not committed or (bool(found["commit"]) and not found["commit"].endswith("+"))
 
@@ -56,6 +57,11 @@ class Records:
         before = self.last.get(key)
         if before is None or before["date"] <= record["date"]:
             self.last[key] = record
+
+
+def is_old(record: Mapping[str, Any]) -> bool:
+    """Whether a cell was right by a longer time than it has now: a port that is taken had 15 s more."""
+    return find(record["death"]).how == "port" and float(record["seconds"]) > SECONDS
 
 
 def _plain(text: str) -> str:
