@@ -128,7 +128,7 @@ def test_blocks(tmp_path: Path) -> None:
     assert plain.weights["qkv"] == (Split(1),) and plain.collectives
 
 
-FEATURES = """g (float[4, 8, 6, 6] x, float[4, 16] v, int64[4] ids) => (r0, r1, r2, r3, r4, r5, r6) {
+FEATURES = """g (float[4, 8, 6, 6] x, float[4, 16] v, int64[4] ids) => (r0, r1, r2, r3, r4, r5, r6, r7) {
   r0 = Conv(x, conv)
   r1 = ConvTranspose(x, back)
   r2 = Gemm<transB = 1>(v, gemm)
@@ -138,6 +138,8 @@ FEATURES = """g (float[4, 8, 6, 6] x, float[4, 16] v, int64[4] ids) => (r0, r1, 
   r5 = Gather(table, ids)
   c = Cast<to = 1>(left)
   r6 = MatMul(c, v)
+  u = Transpose(reversed)
+  r7 = MatMul(v, u)
 }"""
 
 
@@ -150,9 +152,10 @@ def test_columns_are_output_features(tmp_path: Path) -> None:
         "turned": ((20, 16), (0, 1)),
         "table": ((30, 12), (1, 0)),
         "left": ((20, 4), (0, 1)),
+        "reversed": ((20, 16), (0, 1)),
     }
     text = FEATURES.replace(
-        "(r0, r1, r2, r3, r4, r5, r6) {", f"({', '.join(f'float[] r{i}' for i in range(7))}) {{"
+        "(r0, r1, r2, r3, r4, r5, r6, r7) {", f"({', '.join(f'float[] r{i}' for i in range(8))}) {{"
     )
     weights = {name: array(*shape) for name, (shape, _) in shapes.items()}
     model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]>\n{text}')

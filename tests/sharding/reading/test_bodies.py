@@ -178,6 +178,11 @@ CASES: dict[str, tuple[str, list[dict[str, Any]], dict[str, int]]] = {
         [{"x": graphs.array(2, 4, 48), "h0": graphs.array(2, 48)}],
         {"Scan": 1},
     ),
+    "scan along axes counted from behind": (
+        SCAN.replace("input_axes = [1]", "input_axes = [-2]").replace("[2, 0], scan", "[-1, -3], scan"),
+        [{"x": graphs.array(2, 4, 48), "h0": graphs.array(2, 48)}],
+        {"Scan": 1},
+    ),
     "a recurrent cell": (
         LSTM,
         [{"x": graphs.array(4, 2, 48), "h0": graphs.array(2, 48), "c0": graphs.array(2, 48, seed=2)}],
