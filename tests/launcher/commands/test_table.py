@@ -175,7 +175,9 @@ def test_cores_and_interfaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_tables_that_are_merged_stay_as_they_are(tmp_path: Path) -> None:
-    tables = [load_rank_table(write(tmp_path, table(0, f"node_{number}"), f"{number}")) for number in range(2)]
+    tables = [
+        load_rank_table(write(tmp_path, table(0, f"node_{number}"), f"{number}")) for number in range(2)
+    ]
     before = deepcopy([one.document for one in tables])
     assert merge_rank_tables(tables).world_size == 4
     assert [one.document for one in tables] == before

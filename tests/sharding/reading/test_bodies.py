@@ -147,6 +147,17 @@ g (float[n, 48] x, bool flag, int64 m) => (float[n, 48] y) {
   >
 }"""
 
+TWICE = """
+g (float[n, 48] x) => (float[n, 48] y, float[n, 48] z) {
+  total = ReduceSum<keepdims = 0>(x) flag = Greater(total, lower)
+  y, z = If (flag) <
+    then_branch = t () => (float[n, 48] p, float[n, 48] q) {
+      h = MatMul(x, w1) e = Relu(h) p = MatMul(e, w2) q = Identity(p)
+    },
+    else_branch = e () => (float[n, 48] r, float[n, 48] s) { r = Identity(x) s = MatMul(x, w3) }
+  >
+}"""
+
 LOOP_IN_LOOP = """
 g (float[n, 48] x, int64 m, bool flag) => (float[n, 48] y) {
   go = Constant<value = bool {1}>() outside = MatMul(x, w1)
@@ -183,6 +194,7 @@ CASES: dict[str, tuple[str, list[dict[str, Any]], dict[str, int]]] = {
         [{"x": graphs.array(2, 4, 48), "h0": graphs.array(2, 48)}],
         {"Scan": 1},
     ),
+    "one value given twice": (TWICE, [X, NEGATIVE], {"If": 1}),
     "a recurrent cell": (
         LSTM,
         [{"x": graphs.array(4, 2, 48), "h0": graphs.array(2, 48), "c0": graphs.array(2, 48, seed=2)}],
