@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -273,3 +274,33 @@ def test_any_file_steers_or_is_refused(tmp_path_factory: pytest.TempPathFactory,
         options=SliceOptions(steering=folder / "steer.yaml", allow_replicated=True),
     )
     lockstep.assert_same(folder / "slices", path, {"x": array(2, 16)})
+
+
+@pytest.mark.parametrize(
+    ("op", "domain", "index", "attributes", "axes"),
+    [
+        ("MatMul", "", 0, {}, (0, 1)),
+        ("MatMul", "", 1, {}, (1, 0)),
+        ("FusedMatMul", "com.microsoft", 1, {"transB": 1}, (0, 1)),
+        ("FusedMatMul", "com.microsoft", 1, {"transA": 1}, (1, 0)),
+        ("FusedMatMul", "com.microsoft", 0, {"transA": 1}, (1, 0)),
+        ("FusedMatMul", "com.microsoft", 0, {"transB": 1}, (0, 1)),
+        ("FusedMatMul", "com.microsoft", 1, {"transBatchB": 1}, None),
+        ("FusedMatMul", "com.microsoft", 1, {"transBatchA": 1}, (1, 0)),
+        ("Gemm", "", 0, {"transA": 1}, (1, 0)),
+        ("Gemm", "", 0, {"transB": 1}, (0, 1)),
+        ("Gemm", "", 2, {}, None),
+        ("MatMulNBits", "com.microsoft", 1, {}, (0, 1)),
+        ("QLinearMatMul", "", 3, {}, (1, 0)),
+        ("QLinearMatMul", "", 1, {}, None),
+        ("Gather", "", 0, {"axis": -1}, (0, 1)),
+        ("Gather", "", 1, {}, None),
+        ("Relu", "", 0, {}, None),
+    ],
+)
+def test_features_of_each_factor(
+    op: str, domain: str, index: int, attributes: dict[str, int], axes: tuple[int, int] | None
+) -> None:
+    values = [ir.Value(name=f"x{place}", shape=ir.Shape([6, 6])) for place in range(8)]
+    given = [ir.AttrInt64(name, number) for name, number in attributes.items()]
+    assert feature_axes(ir.Node(domain, op, values, given), index) == axes
