@@ -58,6 +58,7 @@ def test_a_step_that_fails_or_is_undone_leaves_nothing() -> None:
         step(state, number)
     grow(4)
     state.abandon()
+    state.commit(0)  # of a step that gives nothing new
     assert np.asarray(state.value("past")).tolist() == [1, 2, 3] and state.length == 3
     state.rewind(2)
     assert np.asarray(state.value("past")).tolist() == [1, 2]
