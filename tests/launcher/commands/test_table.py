@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 
 from launcher import cli
 from launcher.common import devices_here
+from launcher.job.rank_table import load_rank_table, merge_rank_tables, with_places
 from tests.sharding.common.test_super_pods import table, write
 
 
@@ -170,3 +172,14 @@ def test_cores_and_interfaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert code == 0 and [one["cores"] for one in server["device"]] == ["0", "1"]
     code, _, err = run(capsys, "table", "make", "--gpus", "--cores", "0")
     assert code == 2 and "--cores 0: cores of 1 rank, but there are 2 devices" in err
+
+
+def test_tables_that_others_are_made_of_stay_as_they_are(tmp_path: Path) -> None:
+    tables = [
+        load_rank_table(write(tmp_path, table(0, f"node_{number}"), f"{number}")) for number in range(2)
+    ]
+    before = deepcopy([one.document for one in tables])
+    assert merge_rank_tables(tables).world_size == 4
+    placed = with_places(tables[0], ["0-1", "2"], "eth0")
+    assert [device.cores for device in placed.devices] != [device.cores for device in tables[0].devices]
+    assert [one.document for one in tables] == before

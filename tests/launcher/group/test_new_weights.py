@@ -16,6 +16,8 @@ import pytest
 from launcher import Group, start
 from launcher.errors import ConfigError, LaunchError
 from launcher.group.requests import PredictError
+from launcher.group.serving.renewal import checked
+from ranks.common.tensors import TensorSpec
 from ranks.errors import WeightsError
 from ranks.talk import wire
 from sharding.demands.options import SliceOptions
@@ -219,3 +221,10 @@ def test_on_any_mesh(model: Path, tmp_path: Path, mesh: str) -> None:
         group.update_weights(some(1))
         want = oracle(tmp_path, some(1), X)
         assert np.allclose(group.predict({"x": X})["y"], want, rtol=1e-4, atol=1e-4)
+
+
+def test_later_ranks_get_what_was_given_and_not_what_became_of_it() -> None:
+    given = np.arange(4, dtype=np.float32)
+    taken = checked({"w": given}, [TensorSpec("w", np.dtype(np.float32), (4,))])
+    given[:] = -1
+    assert taken["w"].tolist() == [0, 1, 2, 3]

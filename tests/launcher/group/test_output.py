@@ -87,6 +87,13 @@ def test_bytes_that_are_not_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == "[1@node] ��\0\n"
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_end_in_the_midst_of_a_character(capsys: pytest.CaptureFixture[str], ranks: int) -> None:
+    shown = Shown(ranks, lambda rank: "node")
+    out, _, *_ = printed(capsys, [(1, "stdout")], (0, "abü".encode()[:-1]), shown=shown)
+    assert out.rstrip("\n").endswith("ab�")
+
+
 def test_only_the_last_lines_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [f"line {i}" for i in range(100)]
     _, _, output, _ = printed(capsys, [(1, "stderr")], (0, "\n".join(lines).encode()))

@@ -17,6 +17,7 @@ from launcher.common.restarts import HIGHEST, MOST, PAUSES, parse_restart, pause
 from launcher.errors import ConfigError, LaunchError, RankFailedError
 from launcher.group.answers import NoAnswers
 from launcher.group.requests import PredictError, Requests
+from launcher.group.serving.asked import Asked
 from launcher.group.serving.crew import Crew
 from launcher.group.serving.flight import MOST_BYTES
 from launcher.group.serving.runs import RanksRun
@@ -459,6 +460,19 @@ def test_what_was_on_its_way_is_asked_again_and_one_by_one() -> None:
     assert [int(given["x"][0]) for given in again.ranks.given] == [1, 2, 3, 4, 5]
     again.ranks.result(10, 10)
     assert [value(future) for future in futures[1:]] == [6, 7, 8, 9, 10]
+
+
+def test_other_ranks_get_new_weights_before_what_waited() -> None:
+    again = _Again()
+    future = again.requests.submit({"x": np.zeros(1)})
+    again.requests.renewal.note(Asked(wire.Kind.WEIGHTS, {}, {"w": np.ones(1)}))
+    again.ranks.fail(DEATH)
+    again.revive()
+    kinds = [kind for _, kind, _ in again.ranks.sent]
+    assert kinds[0] is wire.Kind.WEIGHTS
+    again.ranks.result(again.ranks.requests(wire.Kind.WEIGHTS)[0])
+    again.ranks.result(again.ranks.requests()[-1], 8)
+    assert value(future) == 8
 
 
 def test_a_request_that_ranks_die_of_twice_fails_alone() -> None:

@@ -1,8 +1,12 @@
 """A model of which almost nothing is split says so wherever it is planned or run; and lengths to plan for."""
 
+from __future__ import annotations
+
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -10,11 +14,16 @@ import pytest
 from launcher import cli, start
 from sharding.demands.options import SliceOptions
 from sharding.planning.plan import plan_model
+from sharding.planning.unsplit import hardly_splits_slices
 from sharding.slices.manifest import read_manifest
+from sharding.slices.mesh import Mesh
 from tests.launcher.cli_tools import save_mlp
 from tests.sharding import graphs, lockstep
 from tests.sharding.graphs import array
 from tests.sharding.llama import sized
+
+if TYPE_CHECKING:
+    from sharding.slices.manifest import Manifest
 
 SAID = "almost nothing is split"
 
@@ -106,3 +115,17 @@ def test_a_group_for_lengths_answers_for_others(tmp_path: Path) -> None:
             found, expected = group.predict(feeds), lockstep.reference(path, feeds)
             for name, value in expected.items():
                 np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_of_slices_in_stages_all_stages_count() -> None:
+    mesh = Mesh.of(pipeline=2, tensor=2)
+    weights = {"a": SimpleNamespace(bytes=100, stages=(0,)), "b": SimpleNamespace(bytes=100, stages=(0, 1))}
+
+    def said(*held: int) -> str:
+        ranks = [SimpleNamespace(weight_bytes=held[mesh.coordinates(rank)["pipeline"]]) for rank in range(4)]
+        manifest = SimpleNamespace(mesh=mesh, ranks=ranks, weights=weights, whole={"MatMul": 2})
+        return hardly_splits_slices(cast("Manifest", manifest))
+
+    assert said(200, 100).startswith(f"{SAID}: each rank holds 100.0 % of the weights")
+    assert said(180, 90).startswith(f"{SAID}: each rank holds 90.0 % of the weights (2 MatMul hold")
+    assert not said(150, 100) and not said(200, 50)

@@ -8,6 +8,7 @@ import mmap
 import os
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,17 @@ def test_an_empty_cache(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert not (folder / "cache").exists()
 
 
+@pytest.fixture
+def far_east() -> Iterator[None]:
+    """Nine hours before the time of Greenwich."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "EAST-9")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_east")
 def test_what_is_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place, session = fill(folder)
     text = shown(capsys, "list")

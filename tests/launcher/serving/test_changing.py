@@ -245,6 +245,21 @@ def test_bodies_under_way_are_bounded_together() -> None:
         assert found.context.held == 0
 
 
+def test_numbers_in_text_are_counted_as_the_tensors_that_they_become() -> None:
+    """A number of two bytes takes four in memory."""
+    count, gate = 100_000, Gate()
+    x = {"name": "x", "shape": [count], "datatype": "FP32", "data": [1] * count}
+    body = json.dumps({"inputs": [x]}, separators=(",", ":")).encode()
+    with played(gate, held=3 * count) as (found, client, _), ThreadPoolExecutor(1) as threads:
+        sent = threads.submit(client.post, URL, content=body)
+        assert gate.began.wait(30)
+        assert len(body) < 3 * count < 4 * count <= found.context.held
+        assert client.post(URL, content=json.dumps(ask(2)).encode()).status_code == 503
+        gate.open.set()
+        assert sent.result().json()["outputs"][0]["data"] == [2.0] * count
+        until(lambda: found.context.held == 0)
+
+
 @pytest.mark.parametrize("piece", [b"X: " + b"y" * 1000 + b"\r\n", b"y" * 1000])
 def test_heads_without_end_are_cut_off(piece: bytes) -> None:
     with played(Played) as (found, client, _):

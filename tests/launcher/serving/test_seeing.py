@@ -75,12 +75,14 @@ def rows() -> dict[str, Any]:
 
 
 def test_spans_of_tensors(http: httpx.Client, spans: Any) -> None:
-    answer = http.post("/v2/models/rows/infer", json=rows(), headers={"traceparent": PARENT})
+    sent = {"traceparent": PARENT, "tracestate": "theirs=1,others=2"}
+    answer = http.post("/v2/models/rows/infer", json=rows(), headers=sent)
     assert answer.status_code == 200
     root, below = by_name(spans, "/infer")
     assert root.name == "POST /v2/models/{model}/infer" and root.kind.name == "SERVER"
     assert f"{root.context.trace_id:032x}" == PARENT.split("-")[1]
     assert f"{root.parent.span_id:016x}" == PARENT.split("-")[2]
+    assert dict(root.context.trace_state) == {"theirs": "1", "others": "2"}
     said = root.attributes
     assert said["http.response.status_code"] == 200 and said["shardrun.model"] == "rows"
     assert below.keys() == {"queue", "predict"} and below["predict"].attributes["rows"] == 2

@@ -281,3 +281,12 @@ def test_an_end_without_a_code_is_none(make: partial[Hosts], code: str) -> None:
     hosts.handles.append(handle)
     (end,) = ends(handle)
     assert (end.rank, end.code) == (0, None) and "the ssh connection to host0" in end.why
+
+
+def test_nothing_is_opened_after_the_end() -> None:
+    said: list[object] = []
+    routes = relay.Relay(lambda *frame: said.append(frame))
+    routes.close()
+    routes.obey({"to": 1, "run": ["true"]})
+    routes.wait()
+    assert said == []

@@ -27,6 +27,7 @@ from launcher.starters.base import SOME_RANK, Ended
 from launcher.starters.local import LocalLauncher
 from launcher.starters.mpi.handle import MpirunHandle
 from launcher.starters.mpirun import MpirunLauncher
+from launcher.starters.program import ProgramHandle
 from launcher.starters.reach import words
 from ranks.common.leaving import mpich_files
 from sharding import slice_model
@@ -548,3 +549,19 @@ def test_only_what_a_rank_of_the_job_shares_is_removed(ours: bool, monkeypatch: 
         path.unlink(missing_ok=True)
         for pipe in handle.pipes:
             os.close(pipe.descriptor)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_mpirun_that_waits_for_a_lost_host_is_killed_at_once(
+    monkeypatch: pytest.MonkeyPatch, cut: bool
+) -> None:
+    """Told to end it would wait for its daemon there."""
+    done: list[str] = []
+    monkeypatch.setattr(ProgramHandle, "terminate", lambda self: done.append("told"))
+    monkeypatch.setattr(MpirunHandle, "kill", lambda self: done.append("killed"))
+    handle = object.__new__(MpirunHandle)
+    handle._cut = False
+    if cut:
+        handle.cut_off(1)
+    handle.terminate()
+    assert done == (["told", "killed"] if cut else ["told"])

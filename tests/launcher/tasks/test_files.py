@@ -151,6 +151,12 @@ def test_what_is_refused_before_anything_starts(
     assert sorted(place.rglob("*")) == before
 
 
+def test_inputs_are_never_their_own_results(place: Path) -> None:
+    """Also where what is there already counts as done."""
+    with pytest.raises(ConfigError, match=r"outputs of data/a\.npz would be written over it"):
+        listed(["data/*.npz"], Path("data"), resume=True)
+
+
 _HELD = """
 import sys, tracemalloc
 from pathlib import Path

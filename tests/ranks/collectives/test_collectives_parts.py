@@ -8,6 +8,7 @@ from ranks.collectives.single import SingleCommunicator
 from ranks.errors import CollectiveError
 from tests.ranks import worlds
 from tests.ranks.collectives.test_collectives import launcher, need
+from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 
 BACKENDS = ["shm", "mpi", "gloo"]
 
@@ -58,3 +59,12 @@ def test_a_group_of_one_is_its_own_part() -> None:
     assert single.split([[0]]) is single
     with pytest.raises(CollectiveError, match="do not hold each of the ranks"):
         single.split([[0], [0]])
+
+
+@pytest.mark.parametrize("groups", [[[1, 0]], [[0], [0, 1]], [[0]], [[0, 2], [1]]])
+def test_groups_that_are_not_all_ranks_in_order_are_refused(groups: list[list[int]]) -> None:
+    def work(world: FakeCommunicator) -> None:
+        with pytest.raises(CollectiveError, match=r"do not hold each of the ranks 0\.\.1 once, in ascending"):
+            world.split(groups)
+
+    on_ranks(2, work)

@@ -269,6 +269,15 @@ def test_arrays_for_outputs_that_do_not_fit(tmp_path: Path, own: np.ndarray[Any,
     np.testing.assert_array_equal(without.get_data_to_numpy(), np.full((2, 3), 2, np.float32))
 
 
+def test_none_of_the_callers_arrays_is_written_to_where_one_does_not_fit(tmp_path: Path) -> None:
+    nodes = [onnx.helper.make_node("Neg", ["x"], [name]) for name in ("y", "z")]
+    model = built(api_models.save(tmp_path / "m.onnx", nodes, {"x": [2]}, {"y": [2], "z": [2]}))
+    own = np.zeros(2, np.float32)
+    with pytest.raises(RuntimeError, match="predict failed! Error is Output 'z' "):
+        model.predict([np.ones(2, np.float32)], [Tensor(own), Tensor(np.zeros(3, np.float32))])
+    assert not own.any()
+
+
 def test_open_dimension_by_data_or_by_resize(tmp_path: Path) -> None:
     path = api_models.linear(tmp_path / "m.onnx")
     model = built(path)

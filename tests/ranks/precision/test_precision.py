@@ -376,6 +376,10 @@ def test_what_devices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
         assert told(contexts("ascend", mode)) == {"precision_mode": name}
         assert told(contexts("ascend", "enforce_fp32"), (("ascend", mode),)) == {"precision_mode": name}
     assert told(contexts("ascend"), (("ascend", "force_fp16"),)) == {"precision_mode": "force_fp16"}
+    older = contexts("ascend")
+    older.ascend.legacy_precision_mode = "force_fp32"  # as `AscendDeviceInfo` says it
+    assert told(older) == {"precision_mode": "force_fp32"}
+    assert told(older, (("ascend", "force_fp16"),)) == {"precision_mode": "force_fp16"}
 
 
 def test_what_is_left_for_the_graph() -> None:

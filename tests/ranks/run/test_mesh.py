@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import onnx
 import pytest
 
+from ranks.common.tensors import TensorSpec
 from ranks.errors import ModelError, ShardError, ShardrunError
+from ranks.models.part import Part
 from ranks.run import executor
-from ranks.run.schedule import shares
+from ranks.run.schedule import Schedule, shares
 from sharding.slices.mesh import Mesh
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks, same_everywhere
 from tests.ranks.mesh_models import describe, feeds_of, save_mesh, stage_model, whole
 from tests.ranks.rank_models import model, node, save, value
 from tests.sharding import graphs
+
+if TYPE_CHECKING:
+    from ranks.run.program import Program
 
 MESHES = [
     {"pipeline": 2},
@@ -70,6 +76,25 @@ def test_rows_are_shared_in_order() -> None:
     assert shares(7, 3) == [slice(0, 3), slice(3, 5), slice(5, 7)]
     assert shares(1, 3) == [slice(0, 1), slice(1, 1), slice(1, 1)]
     assert shares(0, 2) == [slice(0, 0), slice(0, 0)]
+
+
+def test_each_micro_batch_after_a_failed_one_is_given_up_too() -> None:
+    """Another stage waits for each of them."""
+    told: list[str] = []
+
+    def run(feeds: Any) -> Any:
+        raise ModelError("no memory")
+
+    program = SimpleNamespace(run=run, fail=told.append)
+    part = Part(Mesh.of(pipeline=1), 0, micro_batches=3, outputs=(("y", 0),), batch_inputs={"x": 0})
+    inputs = [TensorSpec("x", np.dtype(np.float32), (None, 2))]
+
+    def work(world: FakeCommunicator) -> None:
+        with pytest.raises(ModelError, match="no memory"):
+            Schedule(cast("Program", program), part, world, inputs, ["y"]).run([np.zeros((6, 2), np.float32)])
+
+    on_ranks(1, work)
+    assert told == ["no memory"] * 3
 
 
 def test_a_data_rank_without_rows_computes_nothing(tmp_path: Path) -> None:

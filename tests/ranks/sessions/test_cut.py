@@ -10,6 +10,7 @@ import pytest
 from onnx import helper
 
 from ranks.errors import ModelError
+from ranks.sessions.bodies import cut_with_bodies
 from ranks.sessions.cut import Cut, cut
 from tests.ranks.rank_models import model, node, random_models, value
 
@@ -245,3 +246,17 @@ def test_models_that_cannot_be_cut_are_refused_in_one_sentence(case: str) -> Non
     with pytest.raises(ModelError) as caught:
         cut(build())
     assert message in str(caught.value)
+
+
+def test_a_body_keeps_the_models_functions() -> None:
+    """It may call one."""
+    exchange = helper.make_node("AllReduce", ["x"], ["sum"], domain="com.microsoft")
+    call = helper.make_node("F", ["sum"], ["inner"], domain="local")
+    branch = helper.make_graph([exchange, call], "branch", [], [value("inner", None)])
+    nodes = [node("If", ["condition"], ["y"], then_branch=branch, else_branch=branch)]
+    made = model(nodes, [X, value("condition", [], 9)], ["y"])
+    made.functions.append(
+        helper.make_function("local", "F", ["p"], ["q"], [node("Neg", ["p"], ["q"])], made.opset_import)
+    )
+    ((control,), _) = cut_with_bodies(made).controls
+    assert [[item.name for item in body.model.functions] for body in control.bodies] == [["F"], ["F"]]

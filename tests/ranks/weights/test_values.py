@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +13,11 @@ import onnx
 import pytest
 
 from ranks.errors import ModelError
+from ranks.weights.updated.bound import BoundWeights
 from ranks.weights.updated.values import of_file
+
+if TYPE_CHECKING:
+    from ranks.weights.updated.variable import VariableWeights
 
 FILE = Path("m.onnx")
 FLOAT, HALF, WIDE = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16
@@ -45,3 +51,15 @@ def test_values_in_the_message(kind: int, dtype: type, raw: bool) -> None:
     )
     found = of_file(tensor, FILE)
     assert found.dtype == wanted.dtype and found.tolist() == wanted.tolist()
+
+
+def test_another_shape_ends_what_is_known_of_shapes() -> None:
+    """As where the two factors of an update have another rank than those before."""
+
+    def version(*shape: int) -> Any:
+        return SimpleNamespace(arrays={"w": np.zeros((2, 2)), "w@A": np.zeros(shape)}, feeds={})
+
+    versions = iter([version(2, 1), first := version(2, 1), first, version(2, 3), version(2, 3)])
+    bound = BoundWeights(cast("VariableWeights", SimpleNamespace(snapshot=lambda: next(versions))))
+    told = [(bound.renew(), bound.reshaped) for _ in range(4)]
+    assert told == [(True, False), (False, False), (True, True), (True, False)]

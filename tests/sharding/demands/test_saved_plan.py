@@ -116,6 +116,7 @@ GOOD: dict[str, Any] = {
         ({"lengths": [1]}, "$.lengths: expected a mapping"),
         ({"lengths": {"time": 3}}, "no input has an open length 'time'"),
         ({"stages": {"a": 1}}, "$.stages.a: expected a stage below 1"),
+        ({"stages": {"z": 0}}, "m.onnx has no node that makes \"z\""),
         ({"nodes": []}, "$.nodes: expected a mapping"),
         ({"nodes": {"a": 1}}, "$.nodes.a: expected OPERATOR(PLACEMENT, ...) -> PLACEMENT"),
         ({"nodes": {"a": "MatMul"}}, "$.nodes.a: expected OPERATOR"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -128,7 +129,7 @@ def test_blocks(tmp_path: Path) -> None:
     assert plain.weights["qkv"] == (Split(1),) and plain.collectives
 
 
-FEATURES = """g (float[4, 8, 6, 6] x, float[4, 16] v, int64[4] ids) => (r0, r1, r2, r3, r4, r5, r6) {
+FEATURES = """g (float[4, 8, 6, 6] x, float[4, 16] v, int64[4] ids) => (r0, r1, r2, r3, r4, r5, r6, r7) {
   r0 = Conv(x, conv)
   r1 = ConvTranspose(x, back)
   r2 = Gemm<transB = 1>(v, gemm)
@@ -138,6 +139,8 @@ FEATURES = """g (float[4, 8, 6, 6] x, float[4, 16] v, int64[4] ids) => (r0, r1, 
   r5 = Gather(table, ids)
   c = Cast<to = 1>(left)
   r6 = MatMul(c, v)
+  u = Transpose(reversed)
+  r7 = MatMul(v, u)
 }"""
 
 
@@ -150,9 +153,10 @@ def test_columns_are_output_features(tmp_path: Path) -> None:
         "turned": ((20, 16), (0, 1)),
         "table": ((30, 12), (1, 0)),
         "left": ((20, 4), (0, 1)),
+        "reversed": ((20, 16), (0, 1)),
     }
     text = FEATURES.replace(
-        "(r0, r1, r2, r3, r4, r5, r6) {", f"({', '.join(f'float[] r{i}' for i in range(7))}) {{"
+        "(r0, r1, r2, r3, r4, r5, r6, r7) {", f"({', '.join(f'float[] r{i}' for i in range(8))}) {{"
     )
     weights = {name: array(*shape) for name, (shape, _) in shapes.items()}
     model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]>\n{text}')
@@ -270,3 +274,34 @@ def test_any_file_steers_or_is_refused(tmp_path_factory: pytest.TempPathFactory,
         options=SliceOptions(steering=folder / "steer.yaml", allow_replicated=True),
     )
     lockstep.assert_same(folder / "slices", path, {"x": array(2, 16)})
+
+
+@pytest.mark.parametrize(
+    ("op", "domain", "index", "attributes", "axes"),
+    [
+        ("MatMul", "", 0, {}, (0, 1)),
+        ("MatMul", "", 1, {}, (1, 0)),
+        ("FusedMatMul", "com.microsoft", 1, {"transB": 1}, (0, 1)),
+        ("FusedMatMul", "com.microsoft", 1, {"transA": 1}, (1, 0)),
+        ("FusedMatMul", "com.microsoft", 0, {"transA": 1}, (1, 0)),
+        ("FusedMatMul", "com.microsoft", 0, {"transB": 1}, (0, 1)),
+        ("FusedMatMul", "com.microsoft", 1, {"transBatchB": 1}, None),
+        ("FusedMatMul", "com.microsoft", 1, {"transBatchA": 1}, (1, 0)),
+        ("FusedMatMul", "com.microsoft", 0, {"transBatchA": 1}, None),
+        ("Gemm", "", 0, {"transA": 1}, (1, 0)),
+        ("Gemm", "", 0, {"transB": 1}, (0, 1)),
+        ("Gemm", "", 2, {}, None),
+        ("MatMulNBits", "com.microsoft", 1, {}, (0, 1)),
+        ("QLinearMatMul", "", 3, {}, (1, 0)),
+        ("QLinearMatMul", "", 1, {}, None),
+        ("Gather", "", 0, {"axis": -1}, (0, 1)),
+        ("Gather", "", 1, {}, None),
+        ("Relu", "", 0, {}, None),
+    ],
+)
+def test_features_of_each_factor(
+    op: str, domain: str, index: int, attributes: dict[str, int], axes: tuple[int, int] | None
+) -> None:
+    values = [ir.Value(name=f"x{place}", shape=ir.Shape([6, 6])) for place in range(8)]
+    given = [ir.AttrInt64(name, number) for name, number in attributes.items()]
+    assert feature_axes(ir.Node(domain, op, values, given), index) == axes

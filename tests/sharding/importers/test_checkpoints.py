@@ -86,6 +86,7 @@ def test_ckpt_joins_parts_and_reads_scalars(tmp_path: Path) -> None:
         (value("w", "Float32", [2**62, 2**62], bytes(8)), "impossible shape"),
         (value("w", "Float32", [0, 2**62], b""), "impossible shape"),
         (value("w", "Float32", [2], bytes(4)) + value("w", "Float16", [2], bytes(4)), "several times"),
+        (value("w", "Float32", [4], bytes(8)) + value("w", "Float32", [2], bytes(8)), "several times"),
         (field(1, field(1, b"h") + field(3, b"")), "map parameter 'h'"),
         (value("w\n", "Float32", [3], b""), "the parameter 'w\\\\n'"),
         (value("w", "Float32", [1], bytes(4)) + b"\x0a\xff\x01", "truncated"),

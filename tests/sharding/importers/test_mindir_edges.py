@@ -402,3 +402,28 @@ def test_angles_of_float64_keep_their_digits(tmp_path: Path) -> None:
 )
 def test_zeros_of_float64_keep_their_sign(kind: str, tmp_path: Path) -> None:
     assert np.signbit(run(tmp_path, kind, np.array([-0.0, 0.0]))).tolist() == [True, False]
+
+
+def test_batches_are_normalized_by_themselves_without_moments(tmp_path: Path) -> None:
+    """Also where nothing is trained."""
+    x = np.random.default_rng(1).normal(3, 2, (2, 3, 4, 4)).astype(np.float32)
+    file = File()
+    graph = file.graph("main", ("x", "float32", x.shape))
+    rest = [graph.const(item) for item in (None, None, None, None, False, 0.1, 1e-5)]
+    types = (("float32", x.shape), ("float32", (3,)), ("float32", (3,)))
+    found = graph.prim("BatchNormExt", graph["x"], *rest, types=types)
+    graph.gives(graph.prim("TupleGetItem", found, graph.const(0)))
+    (answer,) = graphs.session(import_model(file.save(tmp_path / "bn.mindir"))).run(None, {"x": x})
+    wanted = torch.nn.functional.batch_norm(torch.tensor(x), None, None, training=True)
+    np.testing.assert_allclose(np.asarray(answer), wanted.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("ReflectionPad1D", "reflect"), ("ReplicationPad1D", "replicate")]
+)
+@pytest.mark.parametrize("amounts", [(-1, 2), (2, -1), (-2, -1)])
+def test_paddings_that_take_away(kind: str, mode: str, amounts: tuple[int, int], tmp_path: Path) -> None:
+    x = np.arange(12, dtype=np.float32).reshape(2, 6)
+    wanted = torch.nn.functional.pad(torch.tensor(x), amounts, mode)
+    found = run(tmp_path, kind, x, like=wanted.numpy(), padding=amounts)
+    np.testing.assert_array_equal(found, wanted.numpy())

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import sharding
-from sharding.planning import held_whole
+from sharding.planning import held_whole, kept_state
+from sharding.slices.placement import Split
 from tests.sharding import graphs, lockstep
 
 HEADS, SIZE, WIDTH, LAYERS = 8, 4, 32, 2
@@ -172,3 +173,21 @@ def test_nothing_is_tried_that_cannot_save_an_exchange(tmp_path: Path) -> None:
     assert tried.call_count == 0
     assert lockstep.collectives(tmp_path / "slices") == ["AllReduce", "AllReduce"]
     lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, WIDTH)})
+
+
+def test_weights_that_may_be_whole_may_be_so_with_state_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second search has what the first one has."""
+    asked: list[dict[str, object]] = []
+    held = {"past": Split(1)}
+
+    def solve(*_: object, **options: object) -> list[int]:
+        asked.append(options)
+        return [len(asked)]
+
+    monkeypatch.setattr(kept_state, "solve", solve)
+    monkeypatch.setattr(kept_state, "settle", lambda source, graph, found, world: found)
+    monkeypatch.setattr(kept_state, "wishes", lambda *_: held)
+    monkeypatch.setattr(kept_state, "place", lambda *_: held)
+    monkeypatch.setattr(kept_state, "count_collectives", lambda source, graph, found, world: 9 - found[0])
+    assert kept_state.solve_with_state(mock.Mock(), [], 2, whole={"mask"}) == [2]
+    assert asked == [{"whole": {"mask"}}, {"whole": {"mask"}, "held": held}]

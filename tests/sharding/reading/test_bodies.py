@@ -212,6 +212,22 @@ def test_weights_in_bodies_are_cut(name: str, tmp_path: Path) -> None:
             lockstep.assert_same(tmp_path / "out", path, feed)
 
 
+def test_a_value_that_a_body_gives_twice(tmp_path: Path) -> None:
+    """Under one name, of which ONNX Runtime by itself gives only one."""
+    apart = """g (float[n, 48] x, bool flag) => (float[n, 48] y) {
+      a, b = If (flag) <
+        then_branch = t () => (float[n, 96] p, float[n, 96] q) { p = MatMul(x, w1) q = Identity(p) },
+        else_branch = e () => (float[n, 96] r, float[n, 96] s) { r = MatMul(x, w1) s = Neg(r) }
+      >
+      c = Mul(a, b) y = MatMul(c, w2)
+    }"""
+    twice = apart.replace(" q = Identity(p)", "").replace("float[n, 96] q", "float[n, 96] p")
+    sharding.slice_model(_save(tmp_path / "model.onnx", twice), 2, tmp_path / "out")
+    path = _save(tmp_path / "apart.onnx", apart)
+    for flag in (True, False):
+        lockstep.assert_same(tmp_path / "out", path, {**X, "flag": _flag(flag)})
+
+
 @pytest.mark.parametrize(
     ("form", "worlds"),
     [({}, (2, 3, 4)), ({"copies": True}, (2,)), ({"tied": True}, (2,))],

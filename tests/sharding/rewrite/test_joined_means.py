@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import sharding
+from sharding.reading.read import read_model
 from tests.sharding import graphs, lockstep
 
 HEADS, SIZE, WIDTH = 8, 4, 32
@@ -158,3 +159,16 @@ def test_a_bias_that_waits_for_the_other_mean(tmp_path: Path) -> None:
     path = graphs.save(tmp_path / "model.onnx", text, weights, opset=18)
     sharding.slice_model(path, 2, tmp_path / "slices")
     lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, WIDTH)}, tolerance=1e-5)
+
+
+def test_means_without_their_axis_stay_apart(tmp_path: Path) -> None:
+    """Side by side they would be longer rows."""
+    text = """g (float[batch, 5, 32] x) => (float[batch, 5] y) {
+      q = MatMul(x, wq) k = MatMul(x, wk)
+      a = ReduceMean<keepdims = 0>(q, last) b = ReduceMean<keepdims = 0>(k, last)
+      y = Add(a, b)
+    }"""
+    weights = {f"w{name}": graphs.array(WIDTH, WIDTH, seed=i) for i, name in enumerate("qk")}
+    path = graphs.save(tmp_path / "model.onnx", text, {**weights, "last": np.asarray([-1])})
+    kinds = [node.op_type for node in read_model(path).model.graph]
+    assert kinds.count("ReduceMean") == 2 and "Concat" not in kinds

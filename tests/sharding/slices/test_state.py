@@ -8,7 +8,7 @@ import pytest
 from sharding.errors import OptionError, ShardError
 from sharding.slices.manifest_fields import Field
 from sharding.slices.state import StatePair, check_pairs, metadata_text, parse_metadata, read_pairs
-from sharding.slices.state_names import outputs_for
+from sharding.slices.state_names import of_layers, outputs_for
 from sharding.slices.state_search import find
 
 MS = "com.microsoft"
@@ -408,3 +408,10 @@ def test_a_name_of_a_megabyte_is_read_at_once(piece: str) -> None:
     for found, _ in outputs_for(f"{name}!"):
         assert len(found) > len(name) // 2
     assert ("x_cache_next_len", "state") in list(outputs_for("x_cache_len"))
+
+
+def test_patterns_stand_for_any_number_of_layers() -> None:
+    names = [f"past.{layer}.key" for layer in (0, 9, 10, 127)]
+    pairs = [("past.%d.key", "present.%d.key"), ("state", "state_out")]
+    wanted = [(name, name.replace("past", "present")) for name in names]
+    assert [*of_layers(pairs, [*names, "past..key", "past.x.key", "past.1.keys"])] == [*wanted, pairs[1]]

@@ -726,3 +726,12 @@ def test_waiting_costs_nothing() -> None:
         assert owner._patience() is None  # no time-out: the thread sleeps until somebody connects
     finally:
         owner.close()
+
+
+def test_users_do_not_meet_at_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = handle.address("our weights")
+    assert handle.address("our weights") == mine != handle.address("our weight")
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
+    theirs = handle.address("our weights")
+    assert theirs.socket_name != mine.socket_name and theirs.key != mine.key
+    assert handle.address(7) == handle.address(7)
