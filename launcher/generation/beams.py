@@ -105,7 +105,7 @@ class Search:
         if ids[-1] in self.limits.ends:
             return "end"
         if self.options.stop:
-            shown = Shown(self.tokenizer, self.options.stop)
+            shown = Shown(self.tokenizer, self.options.stop, self.limits.before)
             for token in ids:
                 shown.add(token)
             shown.end()
@@ -176,7 +176,7 @@ def _follow(sequences: list[Sequence], parents: list[int]) -> list[Sequence]:
 
 
 def _done(number: int, item: _Finished, found: Search) -> Done:
-    shown = Shown(found.tokenizer, found.options.stop)
+    shown = Shown(found.tokenizer, found.options.stop, found.limits.before)
     ids = item.ids[:-1] if item.reason == "end" else item.ids
     for token in ids:
         shown.add(token)

@@ -26,6 +26,7 @@ from launcher.generation.options import NEW_TOKENS, GenerateOptions, options_of
 from launcher.generation.sample import Event, Limits, Sample, Texts, make_samples, want_of_all
 from launcher.generation.scoring import read_prompt, scores_of, scores_of_each
 from launcher.generation.speculation import Draft, Guesser, Lookup, grow
+from launcher.generation.text.detokenizer import LOOKED_BACK
 from launcher.generation.text.grammar import Grammar, grammar_of
 from launcher.generation.text.tokenizer import TOKEN_CHARACTERS, Tokenizer
 from ranks.common.elsewhere import ELSEWHERE
@@ -122,8 +123,8 @@ def generate(
 
     With an encoder that reads text the prompt is the encoder's; with any other (``inputs`` are its arrays)
     the prompt is what the decoder reads first, if it is given. ``draft``: a smaller decoder with the same
-    vocabulary that guesses tokens. ``special``: whether the tokenizer adds its special tokens. ``more``:
-    single options by name.
+    vocabulary that guesses tokens. ``special``: whether the tokenizer adds its special tokens; else a prompt
+    has them, as a chat template writes it, and what follows begins a text. ``more``: single options by name.
 
     Raises `ConfigError` at once for what does not fit the model; the iterator raises what the model raises.
     """
@@ -185,7 +186,9 @@ def prepare(
     grammar = None
     if settled.json_schema is not None:
         grammar = grammar_of(tokenizer, settled.json_schema, sorted(ends))
-    return Prepared(ids.tolist(), read, given, settled, Limits(ends, most), grammar)
+    # An answer to messages begins a text of its own.
+    before = read[-LOOKED_BACK:].tolist() if special else ()
+    return Prepared(ids.tolist(), read, given, settled, Limits(ends, most, before), grammar)
 
 
 def _ids(decoder: Decoder, prompt: object, tokenizer: Tokenizer | None, special: bool) -> Ids:

@@ -259,7 +259,7 @@ class GenerateOptions:
         settled = dict(said or {})
         for name, value in flags.items():
             if name in GENERATE and value is not None:
-                settled[name] = GENERATE[name].kind.merged(settled.get(name, getattr(self, name)), value)
+                settled[name] = GENERATE[name].merged(settled.get(name, getattr(self, name)), value)
         return changed(self, settled)
 
 

@@ -103,10 +103,12 @@ class Texts:
 
 @dataclass
 class Limits:
-    """Where texts end. ``ends``: the tokens that end them; ``most``: how many tokens they may have."""
+    """Where texts begin and end. ``ends``: the tokens that end them; ``most``: how many tokens they may have;
+    ``before``: the tokens whose text they go on, if they do."""
 
     ends: frozenset[int]
     most: int
+    before: Sequence[int] = ()
 
 
 @dataclass
@@ -115,10 +117,11 @@ class Shown:
 
     tokenizer: Tokenizer | None
     stops: Sequence[str] = ()
+    before: Sequence[int] = ()
     pieces: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._detokenizer = None if self.tokenizer is None else Detokenizer(self.tokenizer)
+        self._detokenizer = None if self.tokenizer is None else Detokenizer(self.tokenizer, self.before)
         self._stops = Stops(self.stops)
         # Special tokens are not in the text, where a stop text is looked for.
         self._marks = frozenset(() if self.tokenizer is None else self.tokenizer.unwritten(self.stops))
@@ -261,7 +264,11 @@ def make_samples(
     chooser = Chooser(options.sampling, vocabulary, prompt, limits.ends)
     return [
         Sample(
-            options, chooser.copy(number), limits, Shown(tokenizer, options.stop), grammar and grammar.copy()
+            options,
+            chooser.copy(number),
+            limits,
+            Shown(tokenizer, options.stop, limits.before),
+            grammar and grammar.copy(),
         )
         for number in range(options.samples)
     ]

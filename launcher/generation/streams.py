@@ -93,6 +93,11 @@ class Stream(Texts):
         """The token ids of the prompt."""
         return self._prepared.prompt
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether its texts go on that of the prompt, and are no answers."""
+        return bool(self._prepared.limits.before)
+
     def put(self, event: Event) -> None:
         """For the engine: something has come."""
         if not isinstance(event, Done):

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, TypeVar, overload
 
-from launcher.job.values import Kind
+from launcher.errors import ConfigError
+from launcher.job.values import Kind, Several
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -30,6 +31,15 @@ class Option:
     slices: str = ""
     """The field of `sharding.demands.options.SliceOptions` that it sets; a switch turns its default round."""
     name: str = ""
+
+    def merged(self, before: object, given: object) -> object:
+        """The value where a job file says ``before``, and flags what is ``given``. Raises `ConfigError`."""
+        try:
+            return self.kind.merged(before, given)
+        except ConfigError as problem:
+            if not isinstance(self.kind, Several):  # others say their flag
+                raise
+            raise ConfigError(f"{self.flag}: {problem}") from None
 
 
 @overload

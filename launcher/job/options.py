@@ -325,7 +325,7 @@ class Options:
                 if name in given:
                     changes[other] = None
         for name, value in given.items():
-            changes[name] = OPTIONS[name].kind.merged(getattr(self, name), value)
+            changes[name] = OPTIONS[name].merged(getattr(self, name), value)
         return changed(self, changes)
 
     @property

@@ -184,7 +184,7 @@ class TextModel(Served[Speaking]):
                         raise
                     tries += 1
                     stream, ready = await self._submit(
-                        stream.prompt, stream.options, special=False,
+                        stream.prompt, stream.options, special=stream.goes_on,
                         client=stream.client, priority=stream.priority,
                     )  # fmt: skip
                     stream.follow(told)

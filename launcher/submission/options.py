@@ -191,9 +191,7 @@ class SubmitOptions:
     def with_flags(self, flags: Mapping[str, object]) -> SubmitOptions:
         """The same with the flags that were given, which win."""
         given = {name: value for name, value in flags.items() if name in SUBMIT and value is not None}
-        changes = {
-            name: SUBMIT[name].kind.merged(getattr(self, name), value) for name, value in given.items()
-        }
+        changes = {name: SUBMIT[name].merged(getattr(self, name), value) for name, value in given.items()}
         return changed(self, changes)
 
     @property

@@ -194,7 +194,7 @@ def read_ids(text: str, where: str) -> list[int]:
     parts = [parse_whole(part) for part in text.replace(",", " ").split()]
     ids = [part for part in parts if part is not None]
     if not parts or len(ids) < len(parts):
-        raise ConfigError(f"{where} {text[:40]}: expected token ids such as 1,15043,29892")
+        raise ConfigError(f"{where}: expected token ids such as 1,15043,29892, found {text[:40]!r}")
     return ids
 
 

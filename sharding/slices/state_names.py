@@ -18,6 +18,7 @@ _OF_ENCODER = re.compile(r"(?:^|[._/-])(?:encoder(?=[._/-]|$)|cross)")
 _PAST = re.compile(r"(?:^|(?<=[._/-]))past(?:_key_values?|_kv|_cache)?(?=[._/-]|\d|$)")
 _PRESENT = (
     "present",
+    "presents",
     "present_key_values",
     "present_key_value",
     "present_kv",
@@ -32,7 +33,8 @@ _KEY = re.compile(r"(?:^|[._/-])(?:k|v|key|value|keys|values|k_?cache|v_?cache)(
 
 _WORDS = re.compile(
     r"cache|state|memory|recurrent|(?:^|_)lens?(?=_|\d|$)"
-    r"|(?:^|[._/-])(?:hidden|buffer|cell|kv|hxs?|mems?|history|carry|fifo)(?=[._/-]|\d|$)"
+    r"|(?:^|[._/-])(?:hidden|buffer|cell|kv|hxs?|mems?|history|carry|fifo|ssm|wkv)(?=[._/-]|\d|$)"
+    r"|(?:^|[._/-])(?:att|ffn)_(?:xx|aa|bb|pp|kv|x_prev|shift)(?=[._/-]|\d|$)"  # RWKV
 )
 """What a name holds that stands for a state by itself."""
 _HIDDEN = re.compile(r"hidden_states?(?=[._/-]|\d|$)|last_hidden")
@@ -50,6 +52,8 @@ _SPECIAL = (
     (re.compile(r"([hc])_?0"), r"\1n"),
     (re.compile(r"([hc])_?(\d*)"), r"\1_n\2"),
     (re.compile(r"([hc])_?0"), r"\1_n"),
+    (re.compile(r"([hc])x(_?\d*)"), r"\1y\2"),
+    (re.compile(r"((?:.*[._/-])?(?:lstm|gru|rnn)_?\d*[._/-][hc])"), r"\1n"),
     (re.compile(r"(?=.*cache)(.*)_len"), r"\1_next_len"),  # a name of megabytes may say "cache" all the way
     (re.compile(r"in(_?(?:state|cache).*)"), r"out\1"),
     (re.compile(r"(state|states)"), r"\1N"),
@@ -58,6 +62,14 @@ _SPECIAL = (
 
 def outputs_for(name: str) -> Iterator[tuple[str, str]]:
     """The names that the output of an input may have, likely ones first, each with what it is."""
+    yield from _outputs_for(name)
+    body = name.rstrip("0123456789")  # c_state.0: c_state_out.0
+    if body != name:
+        body = body[:-1] if body.endswith(tuple("._/-")) else body
+        yield from ((output + name[len(body) :], kind) for output, kind in _outputs_for(body))
+
+
+def _outputs_for(name: str) -> Iterator[tuple[str, str]]:
     found = _PAST.search(name)
     if found:
         kind = ONCE if is_of_encoder(name) else CACHE
@@ -65,6 +77,11 @@ def outputs_for(name: str) -> Iterator[tuple[str, str]]:
             kind = STATE
         for word in _PRESENT:
             yield name[: found.start()] + word + name[found.end() :], kind
+        if found.group() != "past" or _KEY.search(name):
+            for stem in filter(_PAST.search, _stems(name)):  # past_key_0_in: past_key_0_out
+                yield from ((output, kind) for output in _marked(stem))
+                if stem != name:
+                    yield stem, kind
     for pattern, output in _SPECIAL:
         matched = pattern.fullmatch(name)
         if matched:
@@ -74,9 +91,7 @@ def outputs_for(name: str) -> Iterator[tuple[str, str]]:
         return
     kind = CACHE if _KEY.search(name) and "cache" in name and not _RECURRENT.search(name) else STATE
     for stem in _stems(name):
-        for mark in _CLOSED:
-            for output in (f"{stem}_{mark}", f"{mark}_{stem}", f"{stem}.{mark}", f"{mark}.{stem}"):
-                yield output, kind
+        yield from ((output, kind) for output in _marked(stem))
         if stem != name:
             yield stem, kind
     for start in ("in", "input", "old", "prev", "previous"):  # in_cache0: out_cache0
@@ -84,6 +99,12 @@ def outputs_for(name: str) -> Iterator[tuple[str, str]]:
             renamed = re.sub(rf"(^|[._/-]){start}(?=[._/-])", rf"\g<1>{end}", name)
             if renamed != name:
                 yield renamed, kind
+
+
+def _marked(stem: str) -> Iterator[str]:
+    """What an output is called for what it is the next value of."""
+    for mark in _CLOSED:
+        yield from (f"{stem}_{mark}", f"{mark}_{stem}", f"{stem}.{mark}", f"{mark}.{stem}")
 
 
 def _stems(name: str) -> Iterator[str]:

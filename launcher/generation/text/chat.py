@@ -16,7 +16,9 @@ from launcher.generation.text.configs import TOKENIZER_CONFIG, is_there, read_js
 from sharding.common.text import one_line, shortened
 
 JINJA, JSON = "chat_template.jinja", "chat_template.json"
-_DEFAULT = "default"
+MORE = "additional_chat_templates"
+"""The folder beside `JINJA` with templates for other uses, each under its name."""
+_DEFAULT, _TOOLS = "default", "tool_use"
 _WALL_SECONDS = 30.0
 """Of waiting: longer than the processor time that it may take, for a machine that is busy."""
 _BOOT = (
@@ -28,11 +30,13 @@ _BOOT = (
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template, and the file it came from. ``special``: special tokens by what they are for."""
+    """A template, and the file it came from. ``special``: special tokens by what they are for;
+    ``with_tools``: the model's other template, where it has one for messages with tools."""
 
     source: str
     path: Path
     special: Mapping[str, str]
+    with_tools: str | None = None
 
     def text(
         self, messages: Sequence[Mapping[str, object]], *, continued: bool = True, **more: object
@@ -52,7 +56,8 @@ class ChatTemplate:
             "add_generation_prompt": continued,
             **more,
         }
-        answer = _ask({"path": sys.path, "template": self.source, "variables": variables}, self.path)
+        source = self.with_tools if self.with_tools is not None and variables["tools"] else self.source
+        answer = _ask({"path": sys.path, "template": source, "variables": variables}, self.path)
         if "absent" in answer:
             raise ConfigError(
                 f"{self.path} is read by the package jinja2, which is not installed: `pip install "
@@ -106,15 +111,26 @@ def find_template(folder: Path, special: Mapping[str, str]) -> ChatTemplate | No
     """The chat template of a model folder, if it has one."""
     path = folder / JINJA
     if is_there(path):
-        return ChatTemplate(read_text(path, "chat template", ConfigError), path, special)
+        other = folder / MORE / f"{_TOOLS}.jinja"
+        with_tools = _read(other) if is_there(other) else None
+        return ChatTemplate(_read(path), path, special, with_tools)
     for path in (folder / JSON, folder / TOKENIZER_CONFIG):
-        source = read_json(path).get("chat_template")
+        source, with_tools = read_json(path).get("chat_template"), None
         if isinstance(source, list):  # several, by name
             named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
-            source = named.get(_DEFAULT)
+            source, with_tools = named.get(_DEFAULT), named.get(_TOOLS)
         if source is None:
             continue
-        if not isinstance(source, str):
-            raise ConfigError(f"{path}: chat_template: expected a template's text, found {quote(source)}")
-        return ChatTemplate(source, path, special)
+        tools = None if with_tools is None else _checked(with_tools, path)
+        return ChatTemplate(_checked(source, path), path, special, tools)
     return None
+
+
+def _checked(source: object, path: Path) -> str:
+    if not isinstance(source, str):
+        raise ConfigError(f"{path}: chat_template: expected a template's text, found {quote(source)}")
+    return source
+
+
+def _read(path: Path) -> str:
+    return read_text(path, "chat template", ConfigError)

@@ -245,7 +245,8 @@ def test_a_draft_and_a_search(place: Path, plain: tiny.Plain) -> None:
     [
         (["absent", "--ids", "1"], "absent: there is no such folder or file"),
         (["empty", "--ids", "1"], "empty has no language model"),
-        (["model", "--ids", "1,x"], "--ids 1,x: expected token ids such as"),
+        (["model", "--ids", "1,x"], "--ids: expected token ids such as 1,15043,29892, found '1,x'"),
+        (["model", "--ids", "1", "--stop", ""], "--stop: expected a text that is not empty, found ''"),
         (["model", "--ids", "999"], "the prompt holds the token 999, but the model's vocabulary has the ids 0 to 303"),
         (["model", "--prompt", "fox " * 200], "tokens, but the model's context holds 96"),
         (["model", "--prompts", "absent.txt"], "--prompts absent.txt: expected a file of prompts"),

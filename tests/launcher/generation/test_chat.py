@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import ConfigError
+from launcher.generation.model import chat_text
 from launcher.generation.text import render
 from launcher.generation.text.chat import ChatTemplate, find_template
 
@@ -126,3 +127,26 @@ def test_where_templates_lie(tmp_path: Path) -> None:
     config.write_text('{"chat_template": 5}')
     with pytest.raises(ConfigError, match="chat_template: expected a template's text, found 5"):
         find_template(tmp_path, {})
+
+
+@pytest.mark.parametrize("kept", ["list", "files"])
+def test_messages_with_tools_may_have_a_template_of_their_own(tmp_path: Path, kept: str) -> None:
+    """As older tokenizers name several, and newer ones write them beside."""
+    plain, tools = "plain", "{{ tools | length }} tools"
+    if kept == "list":
+        named = [{"name": "tool_use", "template": tools}, {"name": "default", "template": plain}]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    else:
+        (tmp_path / "chat_template.jinja").write_text(plain)
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(tools)
+    found = find_template(tmp_path, {})
+    assert found is not None
+    messages = [{"role": "user", "content": "x"}]
+    assert chat_text(messages, found, [{"type": "function"}]) == "1 tools"
+    assert chat_text(messages, found) == chat_text(messages, found, []) == "plain"
+    if kept == "list":
+        named[0]["template"] = 5  # type: ignore[assignment]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+        with pytest.raises(ConfigError, match="expected a template's text, found 5"):
+            find_template(tmp_path, {})

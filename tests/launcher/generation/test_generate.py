@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from launcher.errors import ConfigError, ShardrunError
+from launcher.generation.engine import Engine
 from launcher.generation.generate import Manner, generate
 from launcher.generation.options import GENERATE, GenerateOptions, options_of
 from launcher.generation.sample import Done, Token
@@ -215,6 +216,36 @@ def test_events_and_text(tmp_path: Path) -> None:
     assert cut.reason == "stop" and cut.text == text[: text.index(stop)] and len(cut.ids) < 12
     best = generate(decoder, PROMPT, tokenizer=tokenizer, logit_bias=bias, stop=["b"], beams=3, returned=3)
     assert all("b" not in str(item.text) for item in best.finish()) and decoder.open == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"speculate": 2}, {"beams": 2}, {"samples": 2, **RANDOM}])
+def test_a_text_goes_on_with_its_space(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Prompt and text together are what the tokenizer makes of all ids; an answer to messages begins anew."""
+    tokenizer = Tokenizer(tokenizers_made.byte_fallback(tmp_path / "tokenizer.json"))
+    decoder = TableDecoder(vocabulary=tokenizer.size)
+    bias = {token: 50.0 for word in ("▁dog", "▁fox") if (token := tokenizer.id_of(word)) is not None}
+    more: dict[str, Any] = {"tokenizer": tokenizer, "logit_bias": bias, "max_new_tokens": 5, **options}
+    prompt = tokenizer.ids("The quick")
+    for item in generate(decoder, "The quick", **more).finish():
+        assert item.text == tokenizer.text([*prompt, *item.ids]).removeprefix("The quick")
+        assert str(item.text).startswith(" ")
+    cut = generate(decoder, prompt, stop=[" "], **more).finish()[0]
+    assert (cut.text, cut.reason, len(cut.ids)) == ("", "stop", 1)
+    for item in generate(decoder, "The quick", special=False, **more).finish():
+        assert item.text == tokenizer.text(item.ids)
+    if not {"speculate", "beams"} & set(options):
+        with Engine(decoder, tokenizer=tokenizer) as engine:
+            streams = [
+                engine.submit("The quick", special=special, **_of_engine(more)) for special in (True, False)
+            ]
+            for stream, first in zip(streams, (" ", ""), strict=True):
+                assert stream.goes_on == bool(first)
+                for item in stream.finish():
+                    assert item.text == first + tokenizer.text(item.ids)
+
+
+def _of_engine(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "tokenizer"}
 
 
 @pytest.mark.parametrize("options", [RANDOM, {"speculate": 2, **RANDOM}])

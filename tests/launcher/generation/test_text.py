@@ -62,6 +62,30 @@ def test_an_end_within_a_character_shows_none_of_it(tokenizer: Tokenizer, text: 
         assert text.startswith(shown) and "�" not in shown
 
 
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_goes_on_from_a_text_has_the_space_between(tokenizer: Tokenizer, text: str) -> None:
+    """Wherever it is cut: a tokenizer of pieces leaves out the space before the first word of all."""
+    ids = tokenizer.ids(text)
+    for cut in range(1, len(ids)):
+        before = tokenizer.text(ids[:cut])
+        growing = Detokenizer(tokenizer, ids[:cut])
+        after = "".join(map(growing.add, ids[cut:])) + growing.end()
+        if "�" not in before:  # else what was asked to be continued ends within a character
+            assert before + after == text, cut
+
+
+def test_nothing_is_made_of_what_comes_before_alone(tokenizer: Tokenizer) -> None:
+    """Special tokens, half characters, no tokens: what follows begins a text."""
+    mark, ids = tokenizer.id_of(tokenizers_made.END), tokenizer.ids("The 😀 dog")
+    assert mark is not None
+    half = tokenizer.ids("😀")[-3:-1]
+    for before in ([], [mark], [mark] * 40, half):
+        growing = Detokenizer(tokenizer, before)
+        assert "".join(map(growing.add, ids)) + growing.end() == "The 😀 dog"
+    growing = Detokenizer(tokenizer, [*ids, mark, mark])
+    assert "".join(map(growing.add, tokenizer.ids(" dog"))).lstrip() == "dog"
+
+
 def test_bytes_that_are_no_characters(tokenizer: Tokenizer) -> None:
     """They are shown as what the tokenizer shows, and hold nothing back for long."""
     lone = [token for token in map(tokenizer.id_of, ("<0xFF>", "ÿ")) if token is not None][:1] * 40

@@ -10,9 +10,14 @@ import numpy as np
 import pytest
 
 from launcher.cli import build_parser, main
+from launcher.errors import ConfigError
+from launcher.generation.options import GENERATE, GenerateOptions
 from launcher.job.job import gather
-from launcher.job.options import OPTIONS
+from launcher.job.option_table import Option
+from launcher.job.options import OPTIONS, Options
+from launcher.job.values import Several
 from launcher.submission.names import SYSTEMS
+from launcher.submission.options import SUBMIT, SubmitOptions
 from tests.launcher.cli_tools import save_mlp
 
 KEYS: dict[str, object] = {
@@ -141,3 +146,16 @@ def test_a_list_of_models_says_so_too(folder: Path, caplog: pytest.LogCaptureFix
     assert [record.getMessage() for record in caplog.records] == [
         f"{path}: $.models.a: this command does not follow verify"
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "holder"), [(GENERATE, GenerateOptions), (OPTIONS, Options), (SUBMIT, SubmitOptions)]
+)
+def test_a_flag_that_may_be_repeated_is_named_where_one_of_its_values_is_wrong(
+    options: dict[str, Option], holder: type[GenerateOptions | Options | SubmitOptions]
+) -> None:
+    repeated = {name: option.flag for name, option in options.items() if isinstance(option.kind, Several)}
+    assert repeated or options is OPTIONS
+    for name, flag in repeated.items():
+        with pytest.raises(ConfigError, match=f"^{flag}: expected .*, found ''"):
+            holder().with_flags({name: [""]})

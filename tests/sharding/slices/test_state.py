@@ -42,6 +42,12 @@ def concat(taken: str, made: str) -> tuple[str, str, list[str], list[str]]:
         ("key_cache_0", "new_key_cache_0"),
         ("past_key_values_key_cache_0", "present_key_cache_0"),
         ("past_k_0", "new_k_0"),
+        ("key_cache_0", "key_cache_out_0"),
+        ("past_key_0_in", "past_key_0_out"),
+        ("past_key_in", "past_key"),
+        ("past_key_values", "presents"),
+        ("past_key_values", "past_key_values_out"),
+        ("past_key_values_in", "past_key_values"),
     ],
 )
 def test_caches_are_known_by_name(taken: str, made: str) -> None:
@@ -91,6 +97,19 @@ def test_caches_are_known_by_name(taken: str, made: str) -> None:
         ("fifo", "fifo_out"),
         ("conv_cache", "conv_cache_out"),
         ("r1i", "r1o"),
+        ("hx", "hy"),
+        ("cx_1", "cy_1"),
+        ("lstm1_h", "lstm1_hn"),
+        ("c_state.0", "c_state_out.0"),
+        ("state_in_12", "state_out_12"),
+        ("layers/state-0", "layers/state_new-0"),
+        ("h0", "h_out0"),
+        ("ssm.0", "ssm_out.0"),
+        ("wkv_aa.0", "wkv_aa_new.0"),
+        ("layers.0.wkv", "layers.0.wkv_new"),
+        ("att_xx_0", "new_att_xx_0"),
+        ("ffn_shift.3", "ffn_shift_out.3"),
+        ("att_x_prev_in_0", "att_x_prev_out_0"),
     ],
 )
 def test_states_are_known_by_name(taken: str, made: str) -> None:
@@ -129,6 +148,11 @@ def test_what_an_encoder_gave_is_computed_once(name: str) -> None:
         ("lstm_in", "lstm_out"),
         ("memes", "new_memes"),
         ("past_values", "values"),
+        ("past_values_0", "values_0"),
+        ("hidden_states_1", "hidden_states_out_1"),
+        ("image_0", "image_out_0"),
+        ("shift", "new_shift"),
+        ("0", "1"),
     ],
 )
 def test_names_that_say_nothing_make_no_pair(taken: str, made: str) -> None:
