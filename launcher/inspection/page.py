@@ -117,7 +117,8 @@ def _page(x: Inspection) -> Iterator[str]:
     yield from _plan(x)
     yield "</table></div>"
     yield "<h2>Inputs and outputs</h2>"
-    yield '<div class="scroll"><table class="tensors"><tr><th></th><th>name</th><th>type</th><th>shape</th></tr>'
+    yield '<div class="scroll"><table class="tensors">'
+    yield "<tr><th></th><th>name</th><th>type</th><th>shape</th></tr>"
     for kind, tensors in (("input", x.inputs), ("output", x.outputs)):
         yield from (_tensor_row(kind, tensor) for tensor in tensors)
     yield "</table></div>"
