@@ -1,4 +1,4 @@
-"""Settings of MindIR's primitives that differ from axis to axis, and operands that are larger than what is read."""
+"""Settings of MindIR's primitives that differ from axis to axis, and operands larger than what is read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from sharding.errors import ModelError
 from sharding.importers import import_model
+from sharding.importers.mindir.tracing.program import Program
 from tests.sharding import graphs
 from tests.sharding.importers.mindir_files import File
 
@@ -128,3 +129,25 @@ def test_what_is_converted_has_the_name_of_its_layer(layer: str, named: str, tmp
     graph.gives(found)
     model = import_model(file.save(tmp_path / "one.mindir"))
     assert [node.name for node in model.graph.node if node.op_type == "Relu"] == [f"{named}/Relu"]
+
+
+def test_what_the_result_of_a_graph_may_be_the_result_of(tmp_path: Path) -> None:
+    """ "" where it may be a value of its own, as what a primitive gives or an input."""
+    file = File()
+    main, computed, given, calls, chooses = (
+        file.graph(name, ("x", "float32", (2, 3)))
+        for name in ("main", "computed", "given", "calls", "chooses")
+    )
+    main.gives(main.call("calls", main["x"]))
+    computed.gives(computed.prim("ReLU", computed["x"], types=(("float32", (2, 3)),)))
+    given.gives(given["x"])
+    calls.gives(calls.prim("Depend", calls.call("chooses", calls["x"]), calls["x"]))
+    chooses.gives(chooses.switch(chooses.const(True), "computed", chooses.partial("given", chooses["x"])))
+    program = Program(file.model, tmp_path / "one.mindir")
+    assert program.next_graphs == {
+        "main": {"calls"},
+        "computed": {""},
+        "given": {""},
+        "calls": {"chooses"},
+        "chooses": {"computed", "given"},
+    }
