@@ -141,10 +141,10 @@ class ReadyModel(ABC):
         unknown = [name for name in feeds if name not in known]
         if not unknown:
             return error
-        from launcher.inspection.signature import fed_weight, weights_of
+        from launcher.inspection.signature import fed_weight, names_of_weights
 
         if self._weights is None:
-            self._weights = frozenset(weights_of(self._model))
+            self._weights = frozenset(names_of_weights(self._model))
         found = next((name for name in unknown if name in self._weights), None)
         return error if found is None else ShardrunError(f"{str(error).rstrip('.')}{fed_weight(found)}.")
 

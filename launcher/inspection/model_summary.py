@@ -80,7 +80,7 @@ def summarize(path: Path, key: Key | None = None) -> ModelSummary:
         {item.domain or "ai.onnx": item.version for item in model.opset_import},
         f"{model.producer_name} {model.producer_version}".strip(),
         *signature(model),
-        weights_of(model),
+        listed_weights(model),
         dict(sorted(nodes.items(), key=lambda item: (-item[1], item[0]))),
         len(model.functions),
         tuple(f"{item.name} ({item.num_devices} devices)" for item in getattr(model, "configuration", ())),
@@ -97,7 +97,7 @@ def signature(model: onnx.ModelProto) -> tuple[tuple[Tensor, ...], tuple[Tensor,
     )
 
 
-def weights_of(model: onnx.ModelProto) -> tuple[tuple[str, str, tuple[int, ...], int], ...]:
+def listed_weights(model: onnx.ModelProto) -> tuple[tuple[str, str, tuple[int, ...], int], ...]:
     """Name, element type, shape and bytes of a model's weights, the largest first."""
     return tuple(sorted(map(_weight, model.graph.initializer), key=lambda weight: (-weight[3], weight[0])))
 

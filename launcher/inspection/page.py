@@ -18,6 +18,13 @@ MANY_COLUMNS = 8
 MAX_WEIGHTS = 2000
 """Weights listed per layer."""
 
+KEYS = (
+    ("split", "held by this rank alone, or by its copies"),
+    ("whole", "whole on every rank of the stage"),
+    ("band", "ranks talk"),
+)
+"""What a colour means; a line is not broken between the two."""
+
 STYLE = """
 :root { --ink: #1c2430; --soft: #667085; --line: #d8dee8; --ground: #fff; --band: #f4f6fa; --split:
   #2f6fde;
@@ -59,9 +66,9 @@ tr.talk td { padding: .15rem .5rem; } tr.talk td.band { background: var(--talk-g
   var(--talk); }
 td.band span { position: sticky; left: 16rem; right: .5rem; }
 tr.total td { font-weight: 600; border-top: 2px solid var(--ink); }
-.key span { display: inline-block; width: 1.6rem; height: .8rem; margin: 0 .35rem 0 1rem;
-  border-radius: 2px;
-  vertical-align: middle; } .key span.band { background: var(--talk-ground); border: 2px solid
+.key span { display: inline-block; white-space: nowrap; margin-right: 1rem; }
+.key i { display: inline-block; width: 1.6rem; height: .8rem; margin-right: .35rem; border-radius: 2px;
+  vertical-align: middle; } .key i.band { background: var(--talk-ground); border: 2px solid
   var(--talk); }
 details summary { cursor: pointer; } details table { margin: .4rem 0; font-size: .85rem; }
 td.name { overflow-wrap: anywhere; font-family: ui-monospace, "Liberation Mono", monospace; }
@@ -69,8 +76,11 @@ td.name { overflow-wrap: anywhere; font-family: ui-monospace, "Liberation Mono",
 @media (max-width: 40rem) {
   body { padding: .75rem; }
   table.plan th, table.plan td { padding: .25rem .2rem; font-size: .72rem; }
-  table.plan th:first-child, table.plan td:first-child { position: static; min-width: 5rem; max-width: 55vw; }
+  table.plan th:first-child, table.plan td:first-child { position: static; min-width: 6rem; max-width: 55vw; }
   table.plan td.cell { min-width: 3rem; }
+  td.band span { left: .5rem; }
+  table.tensors th, table.tensors td { padding: .25rem .2rem; font-size: .75rem; }
+  table.tensors td.name { min-width: 9rem; } table.tensors td:last-child { overflow-wrap: anywhere; }
   details { max-width: 55vw; overflow-x: auto; }
 }
 """
@@ -100,15 +110,15 @@ def _page(x: Inspection) -> Iterator[str]:
         yield f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>"
     yield "</div>"
     yield "<h2>Layers and ranks</h2>"
-    yield '<p class="key"><span class="split"></span>held by this rank alone, or by its copies'
-    yield '<span class="whole"></span>whole on every rank of the stage'
-    yield '<span class="band"></span>ranks talk</p>'
+    keys = "".join(f'<span><i class="{kind}"></i>{text}</span> ' for kind, text in KEYS)
+    yield f'<p class="key">{keys}</p>'
     many = " many" if len(_columns(x)) > MANY_COLUMNS else ""
     yield f'<div class="scroll"><table class="plan{many}">'
     yield from _plan(x)
     yield "</table></div>"
     yield "<h2>Inputs and outputs</h2>"
-    yield '<div class="scroll"><table><tr><th></th><th>name</th><th>type</th><th>shape</th></tr>'
+    yield '<div class="scroll"><table class="tensors">'
+    yield "<tr><th></th><th>name</th><th>type</th><th>shape</th></tr>"
     for kind, tensors in (("input", x.inputs), ("output", x.outputs)):
         yield from (_tensor_row(kind, tensor) for tensor in tensors)
     yield "</table></div>"

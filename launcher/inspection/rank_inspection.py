@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from launcher.inspection.inspection import tensors_json, used, weights_json
 from launcher.inspection.layers import by_layer
-from launcher.inspection.model_summary import signature, weights_of
+from launcher.inspection.model_summary import listed_weights, signature
 from launcher.inspection.rank_models import count_files, open_rank_models, read_rank_model
 from sharding.onnx_files.walk import nodes_in_turn
 from sharding.slices.state import Tensor
@@ -87,7 +87,7 @@ def look(pattern: Path, ranks: int | None, key: Key | None = None) -> RankModels
         path = patterns.expand(pattern, rank)
         model = read_rank_model(path, key)
         nodes = [used(node) for node in nodes_in_turn(model.graph)]
-        weights = weights_of(model)
+        weights = listed_weights(model)
         talks = tuple(node.op_type for node in nodes if node.talks)
         size = sum(weight[3] for weight in weights)
         found.append(RankModel(rank, _shown(path, pattern), len(weights), size, talks))

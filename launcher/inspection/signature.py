@@ -171,7 +171,7 @@ def fed_weight(name: str) -> str:
     )
 
 
-def weights_of(model: Path) -> Collection[str]:
+def names_of_weights(model: Path) -> Collection[str]:
     """The names of the weights of a model file or slice folder; none where it cannot be read."""
     from sharding.slices.manifest import read_manifest
 

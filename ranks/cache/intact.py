@@ -33,6 +33,8 @@ def is_whole(folder: Path, files: Files) -> bool:
     """Whether a folder holds these files, unchanged; others in it are no harm."""
     if is_known(folder, files):
         return True
+    if _has_links(folder, files):
+        return False
     try:
         for name, (size, digest) in files.items():
             if regular_files.sha256_of(folder / name, size) != digest:
@@ -45,7 +47,12 @@ def is_whole(folder: Path, files: Files) -> bool:
 
 def is_known(folder: Path, files: Files) -> bool:
     """As `is_whole`, but only as far as it is remembered."""
-    return not files or recall(folder / _KIND, _kind(files)) is not None
+    return not files or (recall(folder / _KIND, _kind(files)) is not None and not _has_links(folder, files))
+
+
+def _has_links(folder: Path, files: Files) -> bool:
+    """Whether a link stands for a file: who reads models takes none that lies outside of their folder."""
+    return any((folder / name).is_symlink() for name in files)
 
 
 def note(folder: Path, files: Files) -> None:

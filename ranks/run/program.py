@@ -48,6 +48,12 @@ class Program:
         self.weights = parts.weights
         cut = self._cut = parts.cut
         self._sessions, self._elements = parts.sessions, parts.elements
+        self._wider = {
+            level
+            for level, (session, segment) in enumerate(zip(self._sessions, cut.segments, strict=True))
+            if session is not None and [item.name for item in session.get_outputs()] != list(segment.outputs)
+        }
+        """The segments that `SegmentBuilder.widen` has changed: what they give has other names."""
         self._communicator, self._mail = parts.group, parts.mail
         self._exchanges = parts.exchanges
         self._host, self._memory, self._small = parts.host, parts.memory, parts.small
@@ -183,7 +189,9 @@ class Program:
 
     def _run_segment(self, session: ort.InferenceSession, level: int, values: Values) -> None:
         segment = self._cut.segments[level]
-        if any(self._elements[n] is None and isinstance(values[n], np.ndarray) for n in segment.inputs):
+        if level in self._wider or any(
+            self._elements[n] is None and isinstance(values[n], np.ndarray) for n in segment.inputs
+        ):
             self._run_on_strings(session, level, values)
             return
         binding = session.io_binding()
@@ -211,7 +219,7 @@ class Program:
                 value = self._place(name).fetch(value)
                 if is_extended(value.dtype):
                     value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value, element)
-            elif not isinstance(value, np.ndarray):
+            elif not isinstance(value, np.ndarray) and value.is_tensor():
                 value = value.numpy()
             feeds[name] = value
         try:

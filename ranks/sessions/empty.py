@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ranks.errors import ShardrunError
-from sharding.slices.never_empty import NeverEmpty, find, is_fatal
+from sharding.slices.never_empty import NeverEmpty, Operator, find, is_fatal
 
 if TYPE_CHECKING:
     import onnx
@@ -76,7 +76,7 @@ def _read(path: Path) -> Sequence[NeverEmpty]:
 def _of_message(model: onnx.ModelProto) -> Sequence[NeverEmpty]:
     import onnx.shape_inference
 
-    held = {tensor.name for tensor in model.graph.initializer}
+    held = {tensor.name: list[int | str | None](tensor.dims) for tensor in model.graph.initializer}
     fed = [value for value in model.graph.input if value.name not in held]
     for node in model.graph.node:
         if node.domain == "ai.onnx":  # inference knows the short name alone
@@ -86,11 +86,19 @@ def _of_message(model: onnx.ModelProto) -> Sequence[NeverEmpty]:
             if not dim.WhichOneof("value"):
                 dim.dim_param = f"axis {axis} of {value.name}"
     graph = onnx.shape_inference.infer_shapes(model).graph
-    shapes = {value.name: _shape(value) for value in (*graph.value_info, *graph.output, *graph.input)}
+    shapes: dict[str, Sequence[int | str | None] | None] = {**held}
+    shapes |= {value.name: _shape(value) for value in (*graph.value_info, *graph.output, *graph.input)}
     return find(
         [(value.name, shapes[value.name] or ()) for value in fed],
-        ((node.domain, node.op_type, [shapes.get(name) for name in node.input]) for node in graph.node),
+        (
+            Operator(node.domain, node.op_type, [shapes.get(name) for name in node.input], _equation(node))
+            for node in graph.node
+        ),
     )
+
+
+def _equation(node: onnx.NodeProto) -> str:
+    return "".join(item.s.decode(errors="replace") for item in node.attribute if item.name == "equation")
 
 
 def _shape(value: onnx.ValueInfoProto) -> Sequence[int | str | None] | None:

@@ -79,13 +79,11 @@ class SegmentBuilder:
         return model
 
     def widen(self, model: onnx.ModelProto, outputs: Sequence[ort.NodeArg]) -> bool:
-        """Has a segment's model that is given strings from outside give float32 in place of what numpy lacks
-        (bfloat16, float8): ONNX Runtime takes strings in its `run` alone, which gives none of these. Whether
+        """Has a segment's model that is given strings give float32 in place of what numpy lacks (bfloat16,
+        float8): ONNX Runtime takes strings of numpy's in its `run` alone, which gives none of these. Whether
         there was any; ``outputs``: those of its session."""
-        made = {name for segment in self._cut.segments for name in segment.outputs}
-        given = [value for value in model.graph.input if value.name not in made]
         odd = {item.name for item in outputs if is_extended(element_dtype(element_number(item.type)))}
-        if not odd or all(value.type.tensor_type.elem_type != _STRING for value in given):
+        if not odd or all(value.type.tensor_type.elem_type != _STRING for value in model.graph.input):
             return False
         for value in model.graph.output:
             if value.name in odd:

@@ -43,6 +43,6 @@ class SamplingOptions:
     @classmethod
     def from_json(cls, values: Mapping[str, object]) -> SamplingOptions:
         """What `to_json` gave."""
-        given = dict(values)
-        bias: list[tuple[int, float]] = given.pop("logit_bias", [])  # type: ignore[assignment]
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        bias: tuple[tuple[int, float], ...] = given.pop("logit_bias", ())  # type: ignore[assignment]
         return cls(**given, logit_bias=dict(bias))  # type: ignore[arg-type]

@@ -54,16 +54,22 @@ def copied_lengths(nodes: Iterable[NodeView]) -> Lengths:
             if copies is not None:
                 found.setdefault(copies, set()).add(length)
     for copies, lengths in found.items():
+        offers = [(view, _asked(view, copies)) for view in views]
         for _ in range(ROUNDS):
             more = set(lengths)
-            for view in views:
-                own = [option for option in RULES[view.domain, view.op_type](view) if _has_copies(option)]
-                for option in own or options_with_copies(view, copies):
+            for view, options in offers:
+                for option in options:
                     more |= _connected(view, option, lengths)
             if more == lengths:
                 break
             lengths.update(more)
     return found
+
+
+def _asked(view: NodeView, copies: int) -> list[Option]:
+    """What a rule that knows copies itself offers with them, else what it does for groups of ranks."""
+    own = [option for option in RULES[view.domain, view.op_type](view) if _has_copies(option)]
+    return own or options_with_copies(view, copies)
 
 
 def _heads(view: NodeView) -> list[int]:

@@ -40,10 +40,12 @@ _WORDS = re.compile(
 _HIDDEN = re.compile(r"hidden_states?(?=[._/-]|\d|$)|last_hidden")
 """What every layer gives to the next, in one step."""
 _CELLS = re.compile(r"(?:.*(?:lstm|gru|rnn)_?\d*[._/-])?[hc]_?\d*(?:_?in)?")
-_OPEN = ("in", "input", "old", "prev", "previous", "past", "init", "initial", "cur", "current")
+_NOW = ("cur", "curr", "current")
+"""Marks of an input, whose output is the next one, or of an output, whose input is the previous one."""
+_OPEN = ("in", "input", "old", "prev", "previous", "past", "last", "init", "initial", *_NOW)
 """Marks of an input, before or behind."""
 _CLOSED = (
-    "out", "output", "new", "next", "updated", "present", "final", "n", "r", "outputs", "inputs",
+    "out", "output", "new", "next", "updated", "present", "final", "n", "r", "outputs", "inputs", *_NOW,
 )  # fmt: skip
 """Marks of an output, before or behind."""
 _SPECIAL = (
@@ -54,6 +56,7 @@ _SPECIAL = (
     (re.compile(r"([hc])_?0"), r"\1_n"),
     (re.compile(r"([hc])x(_?\d*)"), r"\1y\2"),
     (re.compile(r"((?:.*[._/-])?(?:lstm|gru|rnn)_?\d*[._/-][hc])"), r"\1n"),
+    (re.compile(r"([hc])_tm1"), r"\1_t"),
     (re.compile(r"(?=.*cache)(.*)_len"), r"\1_next_len"),  # a name of megabytes may say "cache" all the way
     (re.compile(r"in(_?(?:state|cache).*)"), r"out\1"),
     (re.compile(r"(state|states)"), r"\1N"),
@@ -95,7 +98,7 @@ def _outputs_for(name: str) -> Iterator[tuple[str, str]]:
         if stem != name:
             yield stem, kind
     for start in ("in", "input", "old", "prev", "previous"):  # in_cache0: out_cache0
-        for end in ("out", "output", "new", "next"):
+        for end in ("out", "output", "new", "next", *_NOW):
             renamed = re.sub(rf"(^|[._/-]){start}(?=[._/-])", rf"\g<1>{end}", name)
             if renamed != name:
                 yield renamed, kind

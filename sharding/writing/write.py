@@ -168,10 +168,11 @@ def _never_empty(fed: Sequence[ir.Value], graph: ir.Graph) -> tuple[never_empty.
     return never_empty.find(
         [(value.name or "", shape_of(value) or ()) for value in fed],
         (
-            (
+            never_empty.Operator(
                 node.domain,
                 node.op_type,
                 [shape_of(value) if value is not None else None for value in node.inputs],
+                node.attributes["equation"].as_string() if "equation" in node.attributes else "",
             )
             for node in graph
             if never_empty.is_fatal(node.domain, node.op_type)

@@ -25,6 +25,7 @@ class Page(HTMLParser):
         self.texts: list[str] = []
         self.bands: list[tuple[int, str]] = []
         self.attributes: list[tuple[str, str | None]] = []
+        self.keys: list[tuple[str | None, str]] = []
         self.columns = 0
         self.feed(text)
         self.close()
@@ -34,6 +35,8 @@ class Page(HTMLParser):
         found = dict(attrs)
         if tag not in VOID:
             self.open.append(tag)
+        if tag == "i" and self.open[-3:] == ["p", "span", "i"]:
+            self.keys.append((found.get("class"), ""))
         if tag == "small":
             self.columns += 1
         if tag == "td" and found.get("class") == "band":
@@ -44,6 +47,8 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data.strip())
+        if self.open[-2:] == ["p", "span"]:
+            self.keys[-1] = (self.keys[-1][0], data)
         if self.open and self.open[-1] == "td" and self.bands and not self.bands[-1][1] and "sent" in data:
             self.bands[-1] = (self.bands[-1][0], data)
 
@@ -96,6 +101,16 @@ def test_no_name_can_break_the_page(name: str) -> None:
 @pytest.mark.parametrize(("ranks", "kind"), [(8, "plan"), (16, "plan many"), (32, "plan")])
 def test_many_columns_are_drawn_narrow(ranks: int, kind: str) -> None:
     assert f'<table class="{kind}">' in render(inspection(Mesh.of(tensor=ranks)))
+
+
+def test_a_colour_and_what_it_means_are_never_on_two_lines() -> None:
+    text = render(inspection(Mesh.of(tensor=2)))
+    assert Page(text).keys == [
+        ("split", "held by this rank alone, or by its copies"),
+        ("whole", "whole on every rank of the stage"),
+        ("band", "ranks talk"),
+    ]
+    assert ".key span { display: inline-block; white-space: nowrap;" in text
 
 
 def test_the_page_refers_to_nothing_outside_itself() -> None:

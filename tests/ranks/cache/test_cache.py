@@ -55,7 +55,7 @@ def test_many_who_ask_at_once_get_one(cache: Path) -> None:
     assert (cache / KIND / KEY).stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("harm", ["changed", "lost", "no seal", "a file in its place"])
+@pytest.mark.parametrize("harm", ["changed", "lost", "no seal", "a file in its place", "a link in its place"])
 def test_what_is_damaged_is_made_again(cache: Path, harm: str, caplog: pytest.LogCaptureFixture) -> None:
     make = Maker()
     place = Cache(KIND, cache).get_or_make(KEY, make)
@@ -63,6 +63,9 @@ def test_what_is_damaged_is_made_again(cache: Path, harm: str, caplog: pytest.Lo
         (place / "m.onnx").write_text("other")
     elif harm == "lost":
         (place / "m.onnx").unlink()
+    elif harm == "a link in its place":  # to the same bytes, as who needs room may leave it
+        shutil.move(place / "m.onnx", cache / "moved.onnx")
+        (place / "m.onnx").symlink_to(cache / "moved.onnx")
     elif harm == "no seal":  # as those of an earlier version
         (place / SEAL).unlink()
     else:

@@ -96,6 +96,66 @@ def test_products_that_compute_nothing(tmp_path: Path, equation: str, shape: tup
     assert executor.load(path).run(fed)[0].shape == (0, 2, 4)
 
 
+@pytest.mark.parametrize(
+    ("equation", "empty", "refused"),
+    [
+        ("bij,bkj->bik", "b", True),
+        ("bij,bkj->bik", "i", False),
+        ("bij,bkj->bik", "k", False),
+        ("bij, bkj -> bik", "j", True),
+        ("bqhd,bkhd->bhqk", "k", True),
+        ("bqhd,bkhd->bhqk", "h", False),
+        ("...hd,h...d->...h", "h", True),
+        ("h...d,...hd->...h", "z", False),
+        ("abcde,deabc->a", "b", True),
+        ("abcde,deabc->a", "d", False),
+        ("abcde,cdabe->a", "b", False),
+        ("bij,bij->b", "b", False),
+    ],
+)
+def test_products_that_end_a_process(tmp_path: Path, equation: str, empty: str, refused: bool) -> None:
+    """Which do was seen by running them, each in a process of its own."""
+    terms = [term.replace("...", "zy") for term in equation.replace(" ", "").split("->")[0].split(",")]
+    given = [value(name, list(term)) for name, term in zip("xm", terms, strict=True)]
+    product = node("Einsum", ["x", "m"], ["z"], equation=equation)
+    [path] = save([model([product], given, [value("z", None)])], tmp_path)
+    shapes = [[0 if letter == empty else 2 for letter in term] for term in terms]
+    loaded = executor.load(path)
+    fed = {name: np.ones(shape, np.float32) for name, shape in zip("xm", shapes, strict=True)}
+    if not refused:
+        loaded.run(fed)
+        return
+    with pytest.raises(ShardrunError, match="ONNX Runtime's Einsum would end the process"):
+        loaded.run(fed)
+
+
+@pytest.mark.parametrize("lengths", [("n", 3, 1), ("n", 1, 3)])
+def test_an_axis_of_length_one_moves_nothing(tmp_path: Path, lengths: tuple[str, int, int]) -> None:
+    product = node("Einsum", ["w", "x"], ["z"], equation="nkj,njk->njk")
+    [path] = save(
+        [model([product], [value("x", lengths)], [value("z", None)], {"w": np.ones((1, 1, 1), np.float32)})],
+        tmp_path,
+    )
+    fed = {"x": np.ones((0, *lengths[1:]), np.float32)}
+    assert executor.load(path).run(fed)[0].size == 0
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "data"])
+def test_all_ranks_refuse_an_empty_product(tmp_path: Path, strategy: str) -> None:
+    weights = {"w": np.ones((3, 4, 8), np.float32)}
+    product = node("Einsum", ["w", "x"], ["y"], equation="hkd,bhd->bhk")
+    made = model([product], [value("x", ["batch", 3, 8])], [value("y", None)], weights)
+    [path] = save([made], tmp_path)
+    with pytest.raises(ShardrunError, match="Einsum would end the process"):
+        executor.load(path).run({"x": np.ones((0, 3, 8), np.float32)})
+    folder = tmp_path / "slices"
+    sharding.slice_model(path, 2, folder, options=SliceOptions(strategy=strategy), allow_replicated=True)
+    with launcher.start(folder, ranks=2, launcher="local", threads=1) as group:
+        with pytest.raises(PredictError, match="Einsum would end the process"):
+            group.predict({"x": np.ones((0, 3, 8), np.float32)})
+        assert group.predict({"x": np.ones((2, 3, 8), np.float32)})["y"].shape == (2, 3, 4)
+
+
 def test_an_empty_input_beside_rows(tmp_path: Path) -> None:
     """The bank has no rows yet; the operator gets those of the table that the numbers name."""
     nodes = [

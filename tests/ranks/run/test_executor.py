@@ -608,6 +608,53 @@ def test_strings_beside_bfloat16(tmp_path: Path) -> None:
             assert y.tolist() == expected.tolist() and v.tolist() == [3, 12]
 
 
+def _branch(name: str, made: str, by: onnx.NodeProto) -> onnx.GraphProto:
+    return onnx.helper.make_graph([by], name, [], [value(made, ["n"], 8)])
+
+
+@pytest.mark.parametrize("way", ["a segment", "a branch", "a branch with an exchange"])
+def test_strings_made_by_ranks_beside_bfloat16(way: str, tmp_path: Path) -> None:
+    """Strings that a segment or a branch gives, read by a later segment that gives bfloat16."""
+    import ml_dtypes
+
+    first = node("Concat", ["text", "text"], ["s"], axis=0)
+    if way != "a segment":
+        then = _branch("then", "t", node("Identity", ["text"], ["t"]))
+        if way == "a branch with an exchange":
+            sums = [
+                node("Cast", ["text"], ["f"], to=1),
+                node("AllReduce", ["f"], ["g"]),
+                node("Cast", ["g"], ["t"], to=8),
+            ]
+            then = onnx.helper.make_graph(sums, "then", [], [value("t", ["n"], 8)])
+        first = node(
+            "If", ["yes"], ["s"],
+            then_branch=then,
+            else_branch=_branch("else", "e", node("Concat", ["text"], ["e"], axis=0)),
+        )  # fmt: skip
+    nodes = [
+        first,
+        node("Cast", ["s"], ["numbers"], to=1),
+        node("ReduceMin", ["numbers"], ["least"], keepdims=0),
+        node("Sign", ["least"], ["one"]),
+        node("Mul", ["halves", "one"], ["parts"]),
+        node("AllReduce", ["parts"], ["whole"]),
+        node("Cast", ["whole"], ["places"], to=7),
+        node("Gather", ["s", "places"], ["picked"]),
+        node("Cast", ["picked"], ["y"], to=16),
+    ]
+    inputs = [value("text", ["n"], 8), value("halves", ["m"])]
+    feeds = [{"text": np.array(["1", "2"]), "halves": np.array([0.5, 0, 0.5], np.float32)}] * 3
+    if way != "a segment":
+        inputs.append(value("yes", [], 9))
+        feeds = [{**feed, "yes": np.array(True)} for feed in feeds]
+    paths = save([model(nodes, inputs, ["y"])] * 2, tmp_path)
+    times = 2 if way == "a branch with an exchange" else 1
+    for results in run_all(paths, feeds):
+        for (y,) in results:
+            assert y.dtype == ml_dtypes.bfloat16 and y.tolist() == [2 * times, times, 2 * times]
+
+
 @pytest.mark.parametrize("group", [False, True])
 def test_fixed_dimensions_can_be_changed(group: bool, tmp_path: Path) -> None:
     def fixed(item: onnx.ModelProto) -> onnx.ModelProto:

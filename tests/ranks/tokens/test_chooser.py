@@ -65,7 +65,7 @@ def test_options_travel_without_what_was_not_given() -> None:
         options = SamplingOptions(**given)
         told = json.loads(json.dumps(options.to_json()))
         assert all(getattr(SamplingOptions(), name) != getattr(options, name) for name in told)
-        assert json.loads(json.dumps(SamplingOptions.from_json(told).to_json())) == told
+        assert SamplingOptions.from_json(told) == options
     assert SamplingOptions(suppressed=(), logit_bias={}, temperature=0.0).to_json() == {"temperature": 0.0}
 
 

@@ -7,6 +7,8 @@ import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
 import sharding
+from sharding.graph.demanded_lengths import demand
+from sharding.graph.symbols import MADE_UP
 from sharding.graph.values import shape_of
 from sharding.reading.read import read_model
 from tests.sharding import graphs, lockstep
@@ -129,3 +131,27 @@ def test_what_is_joined_to_a_cache(tmp_path: Path) -> None:
         for batch, length, past in ((2, 3, (2, 4, 5, 4)), (2, 3, (2, 4, 0, 4)), (1, 1, (1, 4, 2, 4))):
             feeds = {"x": graphs.array(batch, length, WIDTH), "past": graphs.array(*past)}
             lockstep.assert_same(tmp_path / f"slices_{ranks}", path, feeds, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("branches", [False, True])
+def test_nothing_is_demanded_where_bodies_are_left(branches: bool) -> None:
+    """Their shapes may have the same made-up names, and mean other lengths."""
+    import onnx_ir as ir
+
+    choice = (
+        "z = If (yes) <then_branch = t () => (float[n, 16] u) { u = Identity(x) },"
+        " else_branch = e () => (float[n, 16] v) { v = Neg(x) }>"
+    )
+    made = graphs.model(
+        f"""g (float[n, 16] x, float[n, {MADE_UP}2] m, bool yes) => (float[a, 8] y, float[c, d] z)
+        <float[n, {MADE_UP}2] r> {{
+          r = Add(x, m)
+          y = MatMul(r, w)
+          {choice if branches else "z = Identity(x)"}
+        }}""",
+        {"w": graphs.array(16, 8)},
+    )
+    graph = ir.serde.deserialize_model(made).graph
+    changed = {value.name for value in demand(graph)}
+    assert changed == (set() if branches else {"r"})
+    assert (shape_of(graph[0].outputs[0]) or ())[1] == (f"{MADE_UP}2" if branches else 16)

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 import sharding
 from sharding.demands.options import SliceOptions
-from sharding.rewrite import folded_weights
+from sharding.rewrite import built_weights, folded_weights
 from sharding.slices.manifest import read_manifest
 from tests.sharding import graphs, lockstep
 
@@ -180,3 +180,20 @@ def test_a_softmax_of_before_opset_13(tmp_path: Path) -> None:
     path = graphs.save(tmp_path / "model.onnx", text, {"v": graphs.array(16, 8)}, opset=12)
     sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
     lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, 16)})
+
+
+def test_a_weight_that_is_an_output_too_is_kept(tmp_path: Path) -> None:
+    """Though nothing else uses it any more."""
+    import onnx_ir as ir
+
+    text = """g (float[n, 16] x) => (float[n, 16] y, float[16, 16] scale) {
+      w = Mul(v, scale)
+      y = MatMul(x, w)
+    }"""
+    weights = {"v": graphs.array(16, 16), "scale": graphs.array(16, 16, seed=1)}
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    model = ir.load(path)
+    product = model.graph[0].outputs[0]
+    product.dtype, product.shape = ir.DataType.FLOAT, ir.Shape([16, 16])
+    assert built_weights.build(model, product, [model.graph[0]], path) == ("v",)
+    assert set(model.graph.initializers) == {"scale", "w"}

@@ -134,6 +134,18 @@ def test_only_graphs_with_axes_that_are_too_short_get_them(tmp_path: Path) -> No
     assert lengths(6, 2).keys() == {3, 4} or lengths(6, 2).keys() == {3}
 
 
+def test_a_rule_is_asked_once_however_many_lengths_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the ranks, and for groups of them."""
+    path = sized(kv_heads=2, size=16).save(tmp_path / "model.onnx")
+    views = [step.view for step in sharding.plan_model(path, 4).steps if step.view.op_type == "Reshape"]
+    asked, rule = list[NodeView](), RULES["", "Reshape"]
+    monkeypatch.setitem(RULES, ("", "Reshape"), lambda view: asked.append(view) or rule(view))
+    assert copied_lengths(views).keys() == {2}
+    assert len(asked) <= 2 * len(views)
+
+
 @pytest.mark.parametrize("shape", [(32, 4), (128,)], ids=str)
 def test_scales_of_a_quantized_weight_go_with_it(shape: tuple[int, ...]) -> None:
     """ONNX Runtime's quantizer wrote them with one axis, and writes them with two."""

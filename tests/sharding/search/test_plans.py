@@ -7,7 +7,9 @@ import pytest
 import sharding
 from sharding.graph.sizes import SYMBOL_LENGTH, Sizes
 from sharding.planning.plan import Plan
+from sharding.reading.read import read_model
 from sharding.search.solve import counted_weights
+from sharding.search.steps import steps
 from tests.sharding import graphs, lockstep
 from tests.sharding.llama import sized
 
@@ -142,3 +144,18 @@ def test_what_copies_a_branch_leaves_one_sum_for_both(between: str, tmp_path: Pa
     manifest = sharding.slice_model(path, 2, tmp_path / "slices")
     assert [item.op for item in manifest.collectives] == ["AllReduce"]
     lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, 16)})
+
+
+@pytest.mark.parametrize(("domain", "name"), [("", "MatMul"), ("own", "MatMul"), ("", "Own")])
+def test_a_function_named_like_an_operator_is_not_taken_for_it(
+    tmp_path: Path, domain: str, name: str
+) -> None:
+    """Nobody knows what it computes: it stays whole."""
+    import onnx_ir as ir
+
+    source = read_model(graphs.mlp(tmp_path / "model.onnx"))
+    function = ir.Function(domain, name, graph=ir.Graph([], [], nodes=[]), attributes=[])
+    source.model.functions[function.identifier()] = function
+    products = [step for step in steps(source, 2) if step.node.op_type == "MatMul"]
+    assert len(products) == 2
+    assert all((len(step.options) == 1) == ((domain, name) == ("", "MatMul")) for step in products)

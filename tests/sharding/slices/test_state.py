@@ -90,6 +90,12 @@ def test_caches_are_known_by_name(taken: str, made: str) -> None:
         ("rnn_hxs", "rnn_hxs_out"),
         ("prev_h", "h"),
         ("h_prev", "h_next"),
+        ("prev_c", "current_c"),
+        ("h_prev", "h_cur"),
+        ("current_c", "next_c"),
+        ("previous_state", "current_state"),
+        ("last_h", "h"),
+        ("h_tm1", "h_t"),
         ("lstm1_h", "lstm1_h_out"),
         ("mems_0", "new_mems_0"),
         ("history", "new_history"),
@@ -153,6 +159,8 @@ def test_what_an_encoder_gave_is_computed_once(name: str) -> None:
         ("image_0", "image_out_0"),
         ("shift", "new_shift"),
         ("0", "1"),
+        ("current_a", "current_b"),
+        ("last_hidden_state", "current_hidden_state"),
     ],
 )
 def test_names_that_say_nothing_make_no_pair(taken: str, made: str) -> None:
