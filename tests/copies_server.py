@@ -88,7 +88,7 @@ def program(command: list[str]) -> None:
 
 
 def code_of(command: list[str]) -> int:
-    """Does that, and says the code with which the process ends then. What no program catches ends it as ever."""
+    """Does that, and says with which code the process ends then. Other exceptions end it as ever."""
     try:
         program(command)
     except SystemExit as end:
