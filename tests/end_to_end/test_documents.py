@@ -3,8 +3,8 @@
 In a fenced block marked `console`, lines that begin with `$ ` are commands and the rest is their output; a
 line of only `...` stands for any lines. Numbers are compared by place, not by value. `python` blocks are run
 as programs; one with a file name behind the word is written to that file instead. Blocks of any other kind
-are not run. The folder holds `model.onnx`, two of the six layers of the sentence encoder, which `test_main_job`
-and `test_models` run whole, and `llama`, a small language model.
+are not run. The folder holds `model.onnx`, two of the six layers of the sentence encoder, which
+`test_main_job` and `test_models` run whole, and `llama`, a small language model.
 """
 
 import os
