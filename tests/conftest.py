@@ -246,13 +246,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """All tests stay to the end: the collector of cycles need not go through them again and again. Graphs are
-    made by the thousand: it need not come for each 700 objects either. Six times a test, pytest would go to
-    each logger that keeps its messages, of which torch has forty: they pass them on to where pytest is."""
+    made by the thousand, and most are gone with their test: it need not come for each 700 objects either. Six
+    times a test, pytest would go to each logger that keeps its messages, of which torch has forty: they pass
+    them on to where pytest is."""
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.propagate = True
     gc.freeze()
-    gc.set_threshold(10_000)
+    gc.set_threshold(100_000)
     gc.enable()
 
 

@@ -73,7 +73,10 @@ class Copies:
     def popen(
         self, command: Sequence[object], environ: Mapping[str, str], folder: Path
     ) -> Copy | subprocess.Popen[str]:
-        """A copy, or a new process where the environment asks for one, whose output `communicate` gives."""
+        """A copy, or a new process where the environment asks for one, whose output `communicate` gives.
+
+        To take apart what was imported costs a copy more than many a program does: it leaves without, but
+        in tests whose ranks are new processes, which are about ends, or drawn."""
         if _read_at_the_start(environ) != self._read:
             words = [sys.executable, *map(str, command)]
             pipe = subprocess.PIPE
@@ -82,7 +85,7 @@ class Copies:
             )
         place = tempfile.TemporaryDirectory()
         output, errors = Path(place.name, "output"), Path(place.name, "errors")
-        made = self.start(command, environ, output=output, errors=errors, folder=folder)
+        made = self.start(command, environ, output=output, errors=errors, folder=folder, leave=RANKS.wanted)
         made.place = place
         return made
 

@@ -87,6 +87,18 @@ def program(command: list[str]) -> None:
         runpy.run_path(kind, run_name="__main__")
 
 
+def code_of(command: list[str]) -> int:
+    """Does that, and says with which code the process ends then. Other exceptions end it as ever."""
+    try:
+        program(command)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)  # as Python does it
+        return 1
+    return 0
+
+
 def settle() -> None:
     """When all is imported, and before the first copy."""
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
@@ -122,10 +134,10 @@ def main() -> None:
                     if rank is not None:
                         rank_copies_server.program(rank)
                         return
-                program(request["command"])
-                if request["leave"]:
-                    leave()
-                return
+                if not request["leave"]:
+                    program(request["command"])
+                    return
+                leave(code_of(request["command"]))
             else:
                 codes.pop(answer, None)  # of an earlier copy with this number
             os.write(answers, f"{json.dumps([request['number'], answer])}\n".encode())

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.copies import ROOT, Copies, Copy
+from tests.rank_copies import RANKS
 
 SEEN = """
 import json, os, sys
@@ -45,18 +46,48 @@ def test_a_program_has_its_own_words_folder_and_streams(copies: Copies, way: str
     assert (done.returncode, done.stderr) == (3, "said\n")
 
 
+@pytest.mark.parametrize("leaves", [True, False])
 @pytest.mark.parametrize(
     ("text", "status", "errors"),
     [
         ("", 0, ""),
+        ("import sys; sys.exit()", 0, ""),
+        ("import sys; sys.exit(4)", 4, ""),
+        ("import sys; sys.exit(-1)", 255, ""),
+        ("import sys; sys.exit('mine')", 1, "mine\n"),
         ("import os; os.kill(os.getpid(), 9)", -9, ""),
         ("raise KeyError('mine')", 1, "KeyError: 'mine'\n"),
         ("import os; os._exit(5)", 5, ""),
     ],
 )
-def test_how_one_ends_is_told(copies: Copies, text: str, status: int, errors: str, tmp_path: Path) -> None:
+def test_how_one_ends_is_told(
+    copies: Copies, text: str, status: int, errors: str, leaves: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(RANKS, "wanted", leaves)
     done = copies.run(["-c", text], environ(), tmp_path, 60)
     assert done.returncode == status and done.stderr.endswith(errors) and bool(done.stderr) == bool(errors)
+
+
+AT_ITS_END = """
+import atexit, threading
+class Kept:
+    def __del__(self): print("taken apart")
+kept = Kept()
+atexit.register(print, "handled")
+threading.Timer(0.1, print, ["threads"]).start()
+"""
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_what_one_does_at_its_end(
+    copies: Copies, leaves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads are waited for and handlers run, also where it leaves without taking apart what there is."""
+    monkeypatch.setattr(RANKS, "wanted", leaves)
+    done = copies.run(["-c", AT_ITS_END], environ(), tmp_path, 60)
+    assert done.stdout.split("\n") == ["threads", "handled", *([] if leaves else ["taken apart"]), ""]
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_what_is_read_at_the_start_takes_a_new_process(copies: Copies, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from launcher.group.watch import Job
 from ranks.talk import wire
 from tests.launcher import slices
 from tests.launcher.processes import LIMIT, Runner, Script
+from tests.turns import in_turns
 
 HOST = os.uname().nodename
 
@@ -59,9 +60,11 @@ def first_cause(script: Script) -> str:
     return next(line for line in errors.splitlines() if not re.match(r"\[\d+@", line))
 
 
-@pytest.mark.parametrize("mode", ["busy", "later"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("launcher", "rank", "mode"), in_turns(["local", "mpirun"], [0, 1], ["busy", "later"])
+)
 def test_killed_rank(run_script: Runner, two_slices: Path, launcher: str, rank: int, mode: str) -> None:
+    """Any two of these meet."""
     script = run_script(SERVE, str(two_slices), launcher, mode)
     os.kill(script.message()["pids"][rank], signal.SIGKILL)
     found = first_cause(script)
@@ -109,11 +112,14 @@ def test_ctrl_c(run_script: Runner, two_slices: Path, launcher: str, mode: str) 
     assert not any(re.match(r"\[\d+@", line) for line in errors.splitlines())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("mode", ["busy", "idle"])
+@pytest.mark.parametrize(
+    ("launcher", "mode", "number"),
+    in_turns(["local", "mpirun"], ["busy", "idle"], [signal.SIGTERM, signal.SIGKILL]),
+)
 def test_killed_launcher(
     run_script: Runner, two_slices: Path, launcher: str, mode: str, number: signal.Signals
 ) -> None:
+    """Any two of these meet."""
     script = run_script(SERVE, str(two_slices), launcher, mode)
     script.message()
     script.process.send_signal(number)

@@ -15,6 +15,17 @@ from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 
 FLAT = ["gloo", "mpi"]
 PLACES = [[0, 0, 1, 1], [0, 1, 1, 0], [0, 0, 0, 1]]
+SUITES = [*(("gloo", hosts) for hosts in PLACES), *(("mpi", hosts) for hosts in PLACES[1:])]
+"""MPI only joins ranks of several hosts: it does where hosts are alike, in the harder order of ranks, and
+where they are not."""
+PAIRS, CROSSED, UNEVEN = [[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 2, 3], [1]]
+DIVIDED = [
+    *((PLACES[0], groups) for groups in (PAIRS, CROSSED, UNEVEN)),
+    # The other pairs are those of before and of here with other numbers: one rank of each host in each part,
+    *((PLACES[1], groups) for groups in (CROSSED, UNEVEN)),
+    # or a part within a host and one across.
+    *((PLACES[2], groups) for groups in (PAIRS, UNEVEN)),
+]
 
 
 def run(flat: str, hosts: list[int], scenario: str, **options: object) -> worlds.World:
@@ -25,8 +36,7 @@ def run(flat: str, hosts: list[int], scenario: str, **options: object) -> worlds
     )  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("hosts", PLACES)
-@pytest.mark.parametrize("flat", FLAT)
+@pytest.mark.parametrize(("flat", "hosts"), SUITES)
 def test_suite(flat: str, hosts: list[int]) -> None:
     world = run(flat, hosts, "suite", light=True, largest=1 << 20)
     assert world.status in {None, 0}, str(world)
@@ -38,8 +48,7 @@ def test_suite(flat: str, hosts: list[int]) -> None:
         ), ended.reports
 
 
-@pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 2, 3], [1]]])
-@pytest.mark.parametrize("hosts", PLACES)
+@pytest.mark.parametrize(("hosts", "groups"), DIVIDED)
 def test_suite_in_parts(hosts: list[int], groups: list[list[int]]) -> None:
     world = run("gloo", hosts, "parts", groups=groups, largest=1 << 18)
     for rank, ended in enumerate(world.ranks):

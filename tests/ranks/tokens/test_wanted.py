@@ -18,6 +18,7 @@ from ranks.tokens.options import SamplingOptions
 from ranks.tokens.scores import Norm, Scores
 from ranks.tokens.wanted import Ask, Want
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
+from tests.turns import in_turns
 
 VOCABULARY = 1200
 PROMPT = np.array([5, 6, 7, 5, 6, 900])
@@ -76,13 +77,15 @@ def chosen(chooser: Chooser, scores: Scores) -> int:
     return token
 
 
-@pytest.mark.parametrize("given", OPTIONS, ids=str)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("logprobs", [None, 0, 5])
+@pytest.mark.parametrize(
+    ("given", "ranks", "logprobs", "ties"),
+    in_turns(OPTIONS, [1, 2, 3, 4], [None, 0, 5], [False, True]),
+    ids=str,
+)
 def test_the_same_tokens_and_log_probabilities(
     given: dict[str, Any], ranks: int, ties: bool, logprobs: int | None
 ) -> None:
+    """With each two of the others, ties come and do not come."""
     random = np.random.default_rng(2)
     chooser = Chooser(SamplingOptions(**given), VOCABULARY, PROMPT, [0, 11, 700])
     among = 0

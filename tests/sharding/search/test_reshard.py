@@ -16,6 +16,7 @@ from sharding.search.reshard import COLLECTIVES, reshard
 from sharding.slices.placement import PARTIAL, REPLICATED, Placement, Split
 from sharding.writing.write import write_slices
 from tests.sharding import graphs, lockstep
+from tests.turns import in_turns
 
 PLACES: list[Placement] = [REPLICATED, Split(1), Split(2), Split(1, 2), Split(2, 3), Split(1, 3)]
 COLLECTIVE = {
@@ -31,11 +32,11 @@ def _kind(placement: Placement) -> str:
     return "split" if isinstance(placement, Split) else "sum" if placement == PARTIAL else "whole"
 
 
-@pytest.mark.parametrize("opset", [9, 18])
-@pytest.mark.parametrize("target", PLACES, ids=str)
-@pytest.mark.parametrize("source", [*PLACES, PARTIAL], ids=str)
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    ("source", "target", "ranks", "opset"), in_turns([*PLACES, PARTIAL], PLACES, [2, 3], [9, 18]), ids=str
+)
 def test_reshard(tmp_path: Path, source: Placement, target: Placement, ranks: int, opset: int) -> None:
+    """Each way is written in both opsets, in one of them for 2 ranks and in the other for 3."""
     text = (
         "g (float[n, 36, 36] x) => (float[n, 36, 36] y) { a = Identity(x) b = Identity(a) y = Identity(b) }"
     )
