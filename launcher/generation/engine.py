@@ -27,6 +27,7 @@ from launcher.generation.scoring import NOTHING, one_by_one, scores_of, scores_o
 from launcher.generation.streams import EngineFullError, EngineLimits, Stream
 from launcher.generation.text.tokenizer import Tokenizer
 from ranks.tokens.scores import Scores
+from sharding.common.text import counted
 
 CHUNK = 256
 """Tokens of a prompt that are read between two steps of the texts under way."""
@@ -137,7 +138,8 @@ class Engine:
             if self._closing:
                 raise LaunchError("This engine is closed: start another one.")
             if len(self._waiting) >= self.limits.waiting:
-                raise EngineFullError(f"{len(self._waiting)} requests wait already: try again later.")
+                many = counted(len(self._waiting), "request")
+                raise EngineFullError(f"{many} waiting already: try again later.")
             self._waiting.put(request, client, priority)
             self._changed.notify_all()
         return stream

@@ -121,7 +121,7 @@ class GenerateOptions:
     )  # fmt: skip
     samples: int = described(_NO_STOP, CHOICE, "texts for each prompt, chosen independently", "N", default=1)
     stop: tuple[str, ...] = described(
-        Several(Text("a text that is not empty"), "a list of texts"), STOPPING,
+        Several(Text("a text that is not empty"), "a list of texts, none of them empty"), STOPPING,
         "end before this text, which is not shown; repeatable", "TEXT", default=(),
     )  # fmt: skip
     stop_ids: tuple[int, ...] = described(

@@ -17,6 +17,7 @@ from launcher.serving.fair_queue import FairQueue
 from launcher.serving.models import Served, State
 from launcher.serving.refusals import RETRY_SECONDS, RefusalError, is_loss
 from launcher.serving.seeing.traces import CURRENT, Trace
+from sharding.common.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,7 +129,8 @@ class TensorModel(Served["Group"]):
             self.metrics.refused.labels(self.name).inc()
             raise RefusalError(
                 HTTPStatus.TOO_MANY_REQUESTS,
-                f"{len(self._queue)} requests wait for the model {self.name!r} already: ask again later",
+                f"{counted(len(self._queue), 'request')} waiting for the model {self.name!r} already: "
+                "ask again later",
                 retry=RETRY_SECONDS,
             )
         allowed = min(seconds or self.limits.seconds, self.limits.seconds)

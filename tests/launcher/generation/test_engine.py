@@ -208,7 +208,7 @@ def test_limits_make_requests_wait_in_their_order() -> None:
         second = engine.submit([2], max_new_tokens=7, samples=2, temperature=1.0)
         third = engine.submit([3] * 10, max_new_tokens=11)
         fourth = engine.submit([4], max_new_tokens=2)  # has room, but not its turn
-        with pytest.raises(EngineFullError, match="3 requests wait already: try again later"):
+        with pytest.raises(EngineFullError, match=r"^3 requests waiting already: try again later"):
             engine.submit([5], max_new_tokens=2)
         for _ in range(80):
             decoder.may.release()
@@ -218,6 +218,18 @@ def test_limits_make_requests_wait_in_their_order() -> None:
         assert second.pace.began < third.pace.began < fourth.pace.began
         assert third.pace.began >= min(first.pace.last, second.pace.last)
     assert decoder.open == 0
+
+
+def test_one_that_waits_is_one_request() -> None:
+    decoder = Gate()
+    with Engine(decoder, limits=EngineLimits(sequences=1, waiting=1, prefixes=0)) as engine:
+        engine.submit([1], max_new_tokens=3)
+        until(lambda: decoder.most == 1)
+        engine.submit([2], max_new_tokens=3)
+        with pytest.raises(EngineFullError, match=r"^1 request waiting already: try again later\.$"):
+            engine.submit([3], max_new_tokens=3)
+        for _ in range(20):
+            decoder.may.release()
 
 
 def test_clients_take_turns_and_priorities_go_first() -> None:

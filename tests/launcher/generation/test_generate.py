@@ -337,7 +337,7 @@ def test_wrong_prompts(prompt: Any, message: str) -> None:
         ({"max_new_tokens": True}, "max_new_tokens: expected a whole number from 1"),
         ({"logit_bias": {40: 1.0}}, "logit_bias: there is no token 40"),
         ({"logit_bias": {"a": 1.0}}, "logit_bias: expected token ids as keys"),
-        ({"stop": [""]}, "stop: expected a list of texts"),
+        ({"stop": [""]}, "stop: expected a list of texts, none of them empty"),
         ({"stop": "x"}, "stop: a stop text is looked for in text, but there is no tokenizer"),
         ({"stop_ids": [99]}, "the token 99 shall end the text"),
         ({"suppressed": list(range(TableDecoder().vocabulary))}, "suppressed: these are all tokens"),

@@ -92,7 +92,7 @@ def test_as_json_and_as_yaml_write_them(tmp_path: Path) -> None:
         ({"top_p": 0}, "$.generate.top_p: expected a number above 0 up to 1, found 0"),
         ({"top_k": 1.5}, "$.generate.top_k: expected a whole number from 0 to"),
         ({"samples": True}, "$.generate.samples: expected a whole number from 1 to 4096, found true"),
-        ({"stop": "x"}, '$.generate.stop: expected a list of texts, found "x"'),
+        ({"stop": "x"}, '$.generate.stop: expected a list of texts, none of them empty, found "x"'),
         ({"stop": [""]}, "$.generate.stop: expected a list of texts"),
         ({"stop_ids": [-1]}, "$.generate.stop_ids: expected a list of token ids, found [-1]"),
         ({"logit_bias": [1]}, "$.generate.logit_bias: expected a mapping of token ids to numbers"),
