@@ -18,7 +18,8 @@ from ranks.errors import CollectiveError
 from ranks.talk.connect import unanswered
 
 ANSWERS = 10.0  # seconds in which a store that can be connected to is there, on a busy host too
-_SILENCE = 5.0  # seconds in which one that was asked something says something
+_SILENCE = 4.0  # seconds in which one that was asked something says something; no Python is needed for that
+_SIGNED = 5.0  # seconds in which rank 0 says whose its store is
 _AGAIN = 0.02  # seconds between two looks
 _SIGN = "shardrun-job"
 
@@ -64,7 +65,7 @@ def sign(store: Store) -> None:
 
 def is_ours(store: Store, seconds: float) -> bool:
     """Whether a store is of this job, or of one that has no more of a name than this one."""
-    deadline = time.monotonic() + min(_SILENCE, seconds)
+    deadline = time.monotonic() + min(_SIGNED, seconds)
     while not store.check([_SIGN]):
         if time.monotonic() > deadline:
             return False
