@@ -48,16 +48,16 @@ def sha256_of(path: Path, size: int) -> str | None:
 
 
 def size_of(path: Path) -> int | None:
-    """The bytes of the file that is there, or to which a link there leads; None where there is none."""
+    """The bytes of this user's file that is there; None where there is none, or a link."""
     try:
-        found = path.stat()
+        found = path.lstat()
     except OSError:
         return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+    return found.st_size if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() else None
 
 
 def is_regular(path: Path) -> bool:
-    """Whether a file is there, or a link to one."""
+    """Whether a file of this user is there, and no link."""
     return size_of(path) is not None
 
 

@@ -20,6 +20,14 @@ from tests.ranks.weights.test_store import CONFIG, X, first_blob, made, mlp, rep
 
 __all__ = ["store"]
 KINDS = ["pipe", "device", "folder", "socket", "link to nowhere"]
+SAME = [
+    "link to the file",
+    pytest.param(
+        "another user's",
+        marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to another user"),
+    ),
+]
+"""The bytes are there, but not as ours."""
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +49,15 @@ def _no_waiting() -> Iterator[None]:
 
 def put(kind: str, path: Path) -> None:
     """Puts something else in a file's place."""
+    if kind in {"another user's", "link to the file"} and not path.exists():
+        path.write_text("")
+    if kind == "another user's":
+        os.chown(path, 12345, 12345)
+        return
+    if kind == "link to the file":
+        moved = path.rename(path.parents[2] / f"moved {path.name}")
+        path.symlink_to(moved)
+        return
     if path.exists():
         path.unlink()
     if kind == "pipe":
@@ -64,7 +81,7 @@ def place_of(what: str, store: Store) -> Path:
     return first_blob(store) if what == "blob" else store.folder / f"{key}.{what}"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *SAME])
 @pytest.mark.parametrize("what", ["blob", "json", "onnx", "boot"])
 def test_it_is_made_again(store: Store, tmp_path: Path, what: str, kind: str) -> None:
     model = save(mlp(), tmp_path / "m.onnx")
@@ -76,11 +93,13 @@ def test_it_is_made_again(store: Store, tmp_path: Path, what: str, kind: str) ->
     same(again, model, X)
     assert again.opened == (key,) and made(store) == [key]
     assert place.is_file() or what == "boot"
+    # Of the weights, ONNX Runtime takes no file that lies elsewhere.
+    assert what != "blob" or (not place.is_symlink() and place.stat().st_uid == os.geteuid())
     with Store(store.folder, read_only=True).pin([key]):
         pass
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *SAME])
 def test_a_marker_after_a_crash(
     store: Store, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +132,7 @@ def test_it_is_cleared(store: Store, tmp_path: Path, what: str, kind: str) -> No
     assert len(left) == (kind == "folder") * 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *SAME])
 def test_another_model_with_that_weight(store: Store, tmp_path: Path, kind: str) -> None:
     """It would link what it made to the place."""
     same(store, save(mlp(), tmp_path / "m.onnx"), X)
