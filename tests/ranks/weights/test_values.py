@@ -54,7 +54,7 @@ def test_values_in_the_message(kind: int, dtype: type, raw: bool) -> None:
 
 
 def test_another_shape_ends_what_is_known_of_shapes() -> None:
-    """As of what a model computes of a weight alone, and is as long as the weight has numbers that are not 0."""
+    """As of what a model computes of a weight alone: the places, say, of numbers that are not 0."""
 
     def version(*shape: int) -> Any:
         return SimpleNamespace(arrays={"w": np.zeros((2, 2)), "places": np.zeros(shape)}, feeds={})
