@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -283,10 +283,11 @@ def test_an_end_without_a_code_is_none(make: partial[Hosts], code: str) -> None:
     assert (end.rank, end.code) == (0, None) and "the ssh connection to host0" in end.why
 
 
-def test_nothing_is_opened_after_the_end() -> None:
+@pytest.mark.parametrize("end", [relay.Relay.close, relay.Relay.wait])
+def test_nothing_is_opened_after_the_end(end: Callable[[relay.Relay], None]) -> None:
     said: list[object] = []
     routes = relay.Relay(lambda *frame: said.append(frame))
-    routes.close()
+    end(routes)
     routes.obey({"to": 1, "run": ["true"]})
     routes.wait()
     assert said == []

@@ -54,10 +54,10 @@ def test_values_in_the_message(kind: int, dtype: type, raw: bool) -> None:
 
 
 def test_another_shape_ends_what_is_known_of_shapes() -> None:
-    """As where the two factors of an update have another rank than those before."""
+    """As of what a model computes of a weight alone: the places, say, of numbers that are not 0."""
 
     def version(*shape: int) -> Any:
-        return SimpleNamespace(arrays={"w": np.zeros((2, 2)), "w@A": np.zeros(shape)}, feeds={})
+        return SimpleNamespace(arrays={"w": np.zeros((2, 2)), "places": np.zeros(shape)}, feeds={})
 
     versions = iter([version(2, 1), first := version(2, 1), first, version(2, 3), version(2, 3)])
     bound = BoundWeights(cast("VariableWeights", SimpleNamespace(snapshot=lambda: next(versions))))

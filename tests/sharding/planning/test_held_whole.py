@@ -191,3 +191,11 @@ def test_weights_that_may_be_whole_may_be_so_with_state_in_parts(monkeypatch: py
     monkeypatch.setattr(kept_state, "count_collectives", lambda source, graph, found, world: 9 - found[0])
     assert kept_state.solve_with_state(mock.Mock(), [], 2, whole={"mask"}) == [2]
     assert asked == [{"whole": {"mask"}}, {"whole": {"mask"}, "held": held}]
+    # Where that saves nothing, the state stays as it lies; where this saves nothing either, all as it was.
+    lies = {"past": Split(0)}
+    monkeypatch.setattr(kept_state, "place", lambda *_: lies)
+    for worth, found in ((lambda number: number != 3, 3), (lambda number: True, 1)):
+        asked.clear()
+        monkeypatch.setattr(kept_state, "count_collectives", lambda s, g, choices, w, m=worth: m(choices[0]))
+        assert kept_state.solve_with_state(mock.Mock(), [], 2, whole=()) == [found]
+        assert [one.get("held") for one in asked] == [None, held, lies]
