@@ -16,10 +16,10 @@ _BLOCK = 1 << 20
 def open_regular(path: Path) -> int:
     """A descriptor to read a file by, at once whatever lies there.
 
-    Raises `OSError`, also for what is no file, and for one of another user, who may change it.
+    Raises `OSError`, also for what is no file, for a link, and for a file of another user, who may change it.
     """
     # Without O_NONBLOCK to open a pipe waits until somebody writes to it.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         os.close(descriptor)
