@@ -47,7 +47,7 @@ says then. Of a rank that ends with that code itself it says nothing."""
 _ABORTED = '"abort"'  # mpirun's word for a rank, or its MPI, that ended the job
 _ABORTER = r"process rank (\d+) with PID \d+ on node (\S+) calling"
 _LOST_HOST = r"Remote daemon *: \S+ on node (\S+)|Connection to (\S+) closed by remote host"
-_LOST_DAEMON = "daemon failed to report back"
+_LOST_DAEMON = ("daemon failed to report back", "NO PATH TO TARGET")
 _INSIDE = "(PMIX|PRTE) ERROR"
 _UNFINISHED = 'exited without calling "finalize"'  # mpirun's, for a rank that ended well beside MPI
 _BY_ABORT = "it, or its MPI, ended the job (MPI_Abort)"
@@ -349,7 +349,7 @@ def _lost_host(tail: Sequence[str], far: Sequence[str]) -> str | None:
     said = " ".join(tail)
     if found := re.search(_LOST_HOST, said):
         return found[1] or found[2]
-    return far[0] if _LOST_DAEMON in said and len(far) == 1 else None
+    return far[0] if len(far) == 1 and any(words in said for words in _LOST_DAEMON) else None
 
 
 def shortage(error: Exception) -> LaunchError:

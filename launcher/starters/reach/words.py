@@ -30,9 +30,11 @@ _HOSTS = (
     re.compile(r"Remote host: +(?P<host>\S+)"),  # Open MPI
     re.compile(r"[Uu]nable to run bstrap_proxy on (?P<host>\S+)"),  # Intel MPI, which keeps what ssh says
 )
-_FAILED = re.compile(r"Daemon exit status: +255\b|\(pid \d+, exit code 65280\)|Launch proxy failed")
-"""That what should have begun a daemon ended with 255, as ssh does where it fails itself; MPICH does not say
-with what."""
+_FAILED = re.compile(
+    r"Daemon exit status: +255\b|\(pid \d+, exit code 65280\)|Launch proxy failed|NO PATH TO TARGET"
+)
+"""That what should have begun a daemon ended with 255, as ssh does where it fails itself (MPICH does not say
+with what), or that Open MPI cannot talk to the daemon any more that it has begun."""
 _GONE = r"(?:no such file or directory|(?:command )?not found|unknown command)"
 _LACKS = tuple(re.compile(pattern, re.IGNORECASE) for pattern in (
     # Shells: bash, dash; zsh and fish, which name the program last; csh, which says no name of its own.

@@ -151,7 +151,7 @@ def test_where_all_weights_are_listed_nobody_feeds_them(
             group.predict(fed)
         assert "'w1' is a weight, of which ranks hold parts: name it in variable_weights" in str(caught.value)
         with monkeypatch.context() as patch:  # the weights' names are known by now
-            patch.setattr(signature, "weights_of", None)
+            patch.setattr(signature, "names_of_weights", None)
             with pytest.raises(ShardrunError, match=r"no input 'w0'; it expects 'x' float32\[batch, 16\]\.$"):
                 group.predict({**feeds, "w0": feeds["x"]})
     with start(tmp_path / "out", ranks=2, launcher="local", threads=1, variable_weights=["w1"]) as group:

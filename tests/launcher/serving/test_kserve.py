@@ -92,7 +92,7 @@ def test_an_input_that_there_is_none_of_has_no_file_read(
 ) -> None:
     """It would be read in the loop that answers everybody."""
     read: list[Path] = []
-    monkeypatch.setattr(signature, "weights_of", lambda path: read.append(path) or {"w"})
+    monkeypatch.setattr(signature, "names_of_weights", lambda path: read.append(path) or {"w"})
     other = {"name": "w", "shape": [1, 8], "datatype": "FP32", "data": [0.5] * 8}
     for _ in range(2):
         answer = http.post(URL, json={"inputs": [*body()["inputs"], other]})

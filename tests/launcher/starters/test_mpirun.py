@@ -428,6 +428,7 @@ def test_the_local_launcher_refuses_another_host() -> None:
         "  HNP daemon   : [prterun-a-1@0,0] on node a\n  Remote daemon: [prterun-a-1@0,1] on node b",
         "Connection to b closed by remote host.",
         "A daemon failed to report back after being spawned. This could be",
+        "[a:00178] UNSUPPORTED DAEMON ERROR STATE: NO PATH TO TARGET",
     ],
 )
 def test_a_host_that_is_lost_is_the_cause(said: str) -> None:

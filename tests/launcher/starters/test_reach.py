@@ -163,6 +163,7 @@ def test_what_ssh_would_read_is_asked_for_twice(tmp_path: Path) -> None:
         (["  Remote host:   c", "  Daemon exit status: 255"], "c", ""),
         (["Error: Unable to run bstrap_proxy on b (pid 671, exit code 65280)"], "b", ""),
         (["ui_cmd_cb (pmiserv_pmci.c:51): Launch proxy failed."], "", ""),
+        (["[a:00178] UNSUPPORTED DAEMON ERROR STATE: NO PATH TO TARGET"], "", ""),
     ],
 )  # fmt: skip
 def test_what_ssh_says(lines: list[str], host: str, said: str) -> None:
