@@ -113,11 +113,13 @@ def rank(options: argparse.Namespace) -> None:
 def model_rank(options: argparse.Namespace) -> None:
     """One rank of a whole model."""
     from ranks.identity.identity import identify
+    from ranks.run.executor import LoadOptions
     from ranks.run.target import load
 
     who = identify()
     who = replace(who, local_size=who.world_size // 2)
-    world, model = load(options.slices, who, collectives=options.backends[0], threads=1, timeout=TIMEOUT)
+    patient = LoadOptions(timeout=TIMEOUT)
+    world, model = load(options.slices, who, collectives=options.backends[0], threads=1, options=patient)
     with np.load(options.feeds) as found:
         feeds = dict(found)
     times: list[float] = []
