@@ -260,9 +260,11 @@ def test_what_a_login_shell_prints_before(make: partial[Hosts]) -> None:
 
 
 def test_a_rank_that_is_done_first_keeps_the_way_open(make: partial[Hosts]) -> None:
-    """The host between has nothing of its own any more, and passes on what the others print."""
+    """The host between has nothing of its own any more, and passes on what the others print. Its rank waits
+    until the other host is reached from there: a host whose ranks are done before is asked nothing more."""
     hosts = make()
-    code = f"{RANK}\nif rank != '0':\n  while not os.path.exists('go'): time.sleep(0.02)\n  print('late')"
+    code = f"{RANK}\nawaited = 'said' if rank == '0' else 'go'"
+    code += "\nwhile not os.path.exists(awaited): time.sleep(0.02)\nif rank != '0': print('late')"
     handle = hosts.start(2, code)
     assert handle.wait() == Ended(0, 0)
     assert wait_until(lambda: len(hosts.begun()) == 2 and hosts.said == ["host1"], SECONDS)
