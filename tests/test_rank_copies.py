@@ -236,9 +236,11 @@ def test_many_at_once(ranks: RankCopies) -> None:
 def test_who_asks_adopts_no_longer(ranks: RankCopies) -> None:
     """Else orphans of other tests would stay as zombies."""
     reader, writer = os.pipe()
+    begin, allow = os.pipe()
     started(ranks, COPIED)
     text = f"""
 import os, time
+os.read({begin}, 1)  # what is left before the answer has come is adopted still
 first = os.getpid()
 if os.fork():
     os._exit(0)
@@ -246,8 +248,11 @@ while os.getppid() == first:
     time.sleep(0.01)
 os.write({writer}, b"%d" % os.getppid())
 """
-    assert code_of(started(ranks, text, descriptors=[writer])) == 0
-    os.close(writer)
+    pid = started(ranks, text, descriptors=[writer, begin])
+    os.write(allow, b"x")
+    assert code_of(pid) == 0
+    for descriptor in (writer, begin, allow):
+        os.close(descriptor)
     with os.fdopen(reader) as said:
         assert int(said.read()) != os.getpid()
 
