@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from sharding.common.encryption import Key
-    from sharding.demands.options import SliceOptions
+    from sharding.demands.options import SliceOptions as SliceOptions
     from sharding.importers.write import Progress
-    from sharding.planning.plan import Plan
-    from sharding.slices.manifest import Manifest
+    from sharding.planning.plan import Plan as Plan
+    from sharding.slices.manifest import Manifest as Manifest
+    from sharding.slices.manifest import read_manifest as read_manifest
+    from sharding.slices.mesh import Mesh as Mesh
 
     Given = str | Path | bytes | bytearray | memoryview | onnx.ModelProto | ir.Model
 
@@ -76,4 +78,23 @@ def slice_model(
     return write_slices(planned, output, progress, rank=rank)
 
 
-__all__ = ["plan_model", "slice_model"]
+_MODULES = {
+    "Manifest": "sharding.slices.manifest",
+    "Mesh": "sharding.slices.mesh",
+    "Plan": "sharding.planning.plan",
+    "SliceOptions": "sharding.demands.options",
+    "read_manifest": "sharding.slices.manifest",
+}
+__all__ = ["Manifest", "Mesh", "Plan", "SliceOptions", "plan_model", "read_manifest", "slice_model"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        import importlib
+
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
