@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -219,7 +218,7 @@ class Batching:
             left = until - time.monotonic()
             if left <= 0 or len(queue):  # who is next does not fit
                 break
-            await asyncio.sleep(min(left, 0.0005))
+            await queue.some(left)
 
 
 class Computes(Protocol):

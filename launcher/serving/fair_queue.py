@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TypeVar
 
 from launcher.common.turns import Turns
@@ -28,8 +29,12 @@ class FairQueue(Turns[T]):
         super().put(item, client, priority)
         self._some.set()
 
-    async def some(self) -> None:
-        """Until there is a request."""
+    async def some(self, seconds: float | None = None) -> None:
+        """Until there is a request, but for no longer than so many ``seconds``."""
+        if seconds is not None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.some(), seconds)
+            return
         while not len(self):
             self._some.clear()
             await self._some.wait()

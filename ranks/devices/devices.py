@@ -71,7 +71,8 @@ DEVICES: Mapping[str, Device] = {
 }
 _SHOWN = 8
 _SOURCE_LINE = re.compile(
-    r"/\S+\.(?:cc|cu|h|cuh):\d+ [^()]*\([^()]*\)(?: const)?(?: \[with [^\]]*\])? (?=\S)(?!.* was false\.)"
+    r"(?<!\S)/\S+\.(?:cc|cu|h|cuh):\d+ [^()]*\([^()]*\)(?: const)?(?: \[with [^\]]*\])? (?=\S)"
+    r"(?!.* was false\.)"
 )
 """Where in a provider's source an error was made; a check's condition goes with its place elsewhere."""
 OLDEST_DRIVERS = {12: 525, 13: 580}

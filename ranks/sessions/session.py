@@ -161,7 +161,9 @@ def _check_paths(model: bytes | Path, config: SessionConfig, what: str) -> None:
             ) from None
 
 
-_SOURCE_PLACE = re.compile(r"\S*/onnxruntime/\S+\.(?:h|hpp|cc|cpp|cu):\d+ (?:.*? was false\. (?=\S))?")
+_SOURCE_PLACE = re.compile(
+    r"(?<!\S)(?=\S*/onnxruntime/)\S+\.(?:h|hpp|cc|cpp|cu):\d+ (?:.*? was false\. (?=\S))?"
+)
 """Where in ONNX Runtime's source a check stands, and its condition where words follow."""
 _PARAMETERS = re.compile(r"(?<=\w)\([^()]{20,}\)(?= .* was false\.?$)")
 """Those of the function in which a check stands, beside which its condition is lost."""

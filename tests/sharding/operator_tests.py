@@ -144,10 +144,16 @@ def _read(path: Path, info: onnx.ValueInfoProto) -> Any:
 
 
 def run(
-    test: OperatorTest, scratch: Path, worlds: Sequence[int] = (2, 3), *, forced: Sequence[int] = ()
+    test: OperatorTest,
+    scratch: Path,
+    worlds: Sequence[int] = (2, 3),
+    *,
+    forced: Sequence[int] = (),
+    turn: int | None = None,
 ) -> Tally:
     """Slices a test's model and its variants for each world size and compares every rank's outputs; for the
-    world sizes in ``forced`` also with each single option of small graphs."""
+    world sizes in ``forced`` also with each single option of small graphs. ``turn``: they take turns, and
+    the one of this number begins."""
     tally = Tally(known=1)
     path = scratch / "model.onnx"
     for number, (model, feeds) in enumerate(_variants(test)):
@@ -158,7 +164,8 @@ def run(
             passes = False
         if passes:
             tally.variants += 1
-            _slice_all(test, number, path, feeds, worlds, forced, tally)
+            taken = worlds if turn is None else [worlds[(turn + number) % len(worlds)]]
+            _slice_all(test, number, path, feeds, taken, forced, tally)
     tally.usable = int(tally.variants > 0)
     if not tally.variants:
         tally.unusable.append(test.name)

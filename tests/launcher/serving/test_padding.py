@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,6 +115,30 @@ def test_no_more_is_filled_up_than_there_was(lengths: list[int], joined: list[in
     batch = asyncio.run(filled([feeds(length, seed) for seed, length in enumerate(lengths)]))
     assert [np.shape(one.feeds["ids"])[1] for one in batch.requests] == joined
     assert batch.feeds()["mask"].shape == (len(joined), max(joined))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_who_waits_for_others_does_not_look_again_and_again(late: bool) -> None:
+    """uvloop takes less than a millisecond for none: a processor was busy for as long as requests waited."""
+
+    class Queue(FairQueue[Request]):
+        looks = 0
+
+        def take_if(self, fits: Callable[[Request], bool]) -> Request | None:
+            self.looks += 1
+            return super().take_if(fits)
+
+    async def waited() -> tuple[int, int]:
+        loop, queue = asyncio.get_running_loop(), Queue(9)
+        first, second = (Request(feeds(5, seed), 0.0, loop.create_future()) for seed in (0, 1))
+        batch = Batch([first])
+        if late:
+            loop.call_later(0.05, queue.put, second)
+        await Batching(2 if late else 8, seconds=60 if late else 0.1).fill(batch, queue)
+        return len(batch.requests), queue.looks
+
+    joined, looks = asyncio.run(waited())
+    assert joined == 1 + late and looks <= 3
 
 
 @pytest.mark.parametrize("place", [0, 1])

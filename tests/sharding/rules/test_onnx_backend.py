@@ -1,8 +1,9 @@
 """ONNX's own operator tests (`onnx.backend.test`), sliced: what ONNX Runtime passes, every rank must pass.
 
-Each runs for 2 and 3 ranks as it is and with its inputs turned into weights, by the plan that slicing picks;
-besides, of every third test with few nodes each option of each node is forced once (``scripts/sweep.py``
-forces all of them). Tests are dealt out over several pytest tests so that one can be run alone.
+Each runs as it is and with its inputs turned into weights, for 2 and 3 ranks in turn, by the plan that
+slicing picks; besides, of every third test with few nodes each option of each node is forced once
+(``scripts/sweep.py`` runs all for both, and forces all of them). Tests are dealt out over several of pytest
+so that one can be run alone.
 """
 
 import json
@@ -55,12 +56,12 @@ def test_operators(tmp_path: Path, part: int, shared: Path) -> None:
     own, counted = Tally(), {kind: Tally() for kind in KINDS}
     for number, (kind, test) in enumerate(_part(part)):
         forced = (2 + number // FORCED_EVERY % 2,) if number % FORCED_EVERY == 0 else ()
-        tally = operator_tests.run(test, tmp_path, forced=forced)
+        tally = operator_tests.run(test, tmp_path, forced=forced, turn=number)
         own.add(tally)
         counted[kind].add(tally)
     print(own)
     assert not own.failures, "\n".join(own.failures)
-    assert own.slicings >= 2 * own.variants > 2 * own.usable
+    assert own.slicings == own.variants > 2 * own.usable
     whole = tmp_path / "counted.json"
     whole.write_text(json.dumps({kind: [tally.usable, tally.slicings] for kind, tally in counted.items()}))
     whole.rename(shared / f"{part}.json")
@@ -74,11 +75,11 @@ def check_floors(done: list[dict[str, list[int]]]) -> None:
     for kind, floor in USABLE.items():
         usable = sum(part[kind][0] for part in done)
         assert usable >= floor, f"{kind}: ONNX Runtime passes {usable}, at least {floor} were expected"
-    assert sum(slicings for part in done for _, slicings in part.values()) >= 4 * sum(USABLE.values())
+    assert sum(slicings for part in done for _, slicings in part.values()) >= 2 * sum(USABLE.values())
 
 
 def test_the_floors_can_fail() -> None:
-    enough = {kind: [floor, 4 * floor] for kind, floor in USABLE.items()}
+    enough = {kind: [floor, 2 * floor] for kind, floor in USABLE.items()}
     check_floors([enough])
     for kind, (usable, slicings) in enough.items():
         for fewer in ([usable - 1, slicings], [usable, slicings - 1]):
