@@ -338,9 +338,16 @@ def write(
     return written
 
 
-def prove(case: Case, world: int, rule: Rule | None = None) -> list[Option]:
-    """Runs every option of the rule for this node and returns them; AssertionError names what is wrong."""
-    expected = whole(case)
+def prove(
+    case: Case,
+    world: int,
+    rule: Rule | None = None,
+    expected: Sequence[np.ndarray[Any, Any]] | None = None,
+) -> list[Option]:
+    """Runs every option of the rule for this node and returns them; AssertionError names what is wrong.
+
+    ``expected``: what the whole node gives, where it has been run before."""
+    expected = whole(case) if expected is None else expected
     written = write(case, world, expected, rule)
     options, graph, first = written.options, written.graph, written.first
     if not options:
