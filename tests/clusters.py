@@ -292,6 +292,10 @@ class Slurm:
         """What Slurm's programs are told."""
         return {"SLURM_CONF": str(self.configuration)}
 
+    def cancel(self) -> None:
+        """Ends all jobs, as those that a test leaves that has failed."""
+        _run(self.hosts.command(NAMES[0], ["scancel", "--user=root"], **self.environment))
+
     def idle(self) -> None:
         """Waits until nothing runs on the nodes any more."""
         _until(self._idle, "the nodes of Slurm are not idle")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,24 @@ from tests.launcher.cli_tools import environment
 from tests.launcher.processes import wait_until
 
 SECONDS = 120
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Keeps whether a test has failed."""
+    made: Any = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or made.get_result().failed
+
+
+@pytest.fixture(autouse=True)
+def _jobs_of_a_test_that_fails_end(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Else its ranks would compute for ever, and all tests after it would wait for its nodes."""
+    yield
+    if request.node.stash.get(FAILED, False) and "slurm" in request.fixturenames:
+        slurm = request.getfixturevalue("slurm").slurm
+        slurm.cancel()
+        slurm.idle()
 
 
 class Cluster:
