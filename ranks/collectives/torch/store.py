@@ -81,19 +81,21 @@ def _met(
     serves: bool,
 ) -> Store:
     """The store at a place, once every rank is there. Raises torch's errors, too."""
-    store = _found(make, place[1], min(timeout, ANSWERS), serves=serves)
+    store = _found(make, place[1], identity, min(timeout, ANSWERS), serves=serves)
     if store is None:
         raise taken(place)
     _meet(store, identity, timeout, deadline)
     return store
 
 
-def _found(make: Callable[[], Store], port: int, seconds: float, *, serves: bool) -> Store | None:
+def _found(
+    make: Callable[[], Store], port: int, identity: Identity, seconds: float, *, serves: bool
+) -> Store | None:
     """This job's store; None where another program has the port."""
     store = make() if serves else soon(make, port, seconds)
     if serves and store is not None:
-        sign(store)
-    elif store is not None and not _agent_serves() and not is_ours(store, seconds):
+        sign(store, identity)
+    elif store is not None and not _agent_serves() and not is_ours(store, identity, seconds):
         return None
     return store
 
@@ -199,7 +201,7 @@ def tell_gone(identity: Identity, gone: str, late: Collection[int], seconds: flo
     if not serves:
         until_listening(address, number, identity.rank, seconds, deadline)
     make = _maker(dist, (address, number), identity.world_size, seconds, serves=serves)
-    store = _found(make, number, ANSWERS, serves=serves)
+    store = _found(make, number, identity, ANSWERS, serves=serves)
     if store is None:
         return
     there = of_this_start(_MEETING, store)

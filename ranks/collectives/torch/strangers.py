@@ -21,8 +21,10 @@ from types import ModuleType
 
 from ranks.collectives.absence import ABSENCE
 from ranks.collectives.torch.protocols import Store
-from ranks.common import settings
+from ranks.common import settings, sources
 from ranks.errors import CollectiveError, CollectiveTimeoutError
+from ranks.identity.meeting import in_parts
+from ranks.identity.place import Identity
 from ranks.talk.connect import unanswered
 from sharding.importers import torch_import
 
@@ -143,21 +145,26 @@ def soon(make: Callable[[], Store], port: int, seconds: float) -> Store | None:
     return result
 
 
-def sign(store: Store) -> None:
+def sign(store: Store, identity: Identity) -> None:
     """Says whose this store is, which the process that serves it does at once."""
-    store.set(_SIGN, _job())
+    store.set(_SIGN, _job(identity))
 
 
-def is_ours(store: Store, seconds: float) -> bool:
+def is_ours(store: Store, identity: Identity, seconds: float) -> bool:
     """Whether a store is of this job, or of one that has no more of a name than this one."""
     deadline = time.monotonic() + min(_SIGNED, seconds)
     while not store.check([_SIGN]):
         if time.monotonic() > deadline:
             return False
         time.sleep(_AGAIN)
-    return store.get(_SIGN).decode(errors="replace") == _job()
+    return store.get(_SIGN).decode(errors="replace") == _job(identity)
 
 
-def _job() -> str:
-    """The job's name is its secret, and whoever is at the port may read this."""
-    return hashlib.sha256(settings.JOB.text().encode()).hexdigest()
+def _job(identity: Identity) -> str:
+    """The job's name is its secret, and whoever is at the port may read this. Without one, it is what Open
+    MPI or Slurm call those that they have started together. (The components of a job of Slurm's have
+    numbers of their own.)"""
+    name = settings.JOB.text()
+    if not name and identity.source.startswith((sources.OMPI_RANK, sources.SLURM)) and not in_parts():
+        name = identity.key
+    return hashlib.sha256(name.encode()).hexdigest()

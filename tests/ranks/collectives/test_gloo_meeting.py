@@ -17,6 +17,7 @@ import pytest
 from ranks.collectives.torch import strangers
 from ranks.collectives.torch.protocols import Store
 from ranks.errors import CollectiveError
+from ranks.identity.identity import identify
 from tests.ranks.collectives.test_collectives import need
 from tests.ranks.worlds import SETTINGS, copies
 
@@ -224,6 +225,44 @@ def test_another_job_that_has_the_port() -> None:
         assert waiting.communicate(timeout=2 * SECONDS) == ("", "")
     finally:
         waiting.kill()
+
+
+class Words(dict[str, str]):
+    """A store without a process."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value
+
+    def get(self, key: str) -> bytes:  # type: ignore[override]
+        return self[key].encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return set(keys) <= self.keys()
+
+
+def test_jobs_without_a_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what Open MPI or Slurm call those that they have started; not where ranks may be started apart."""
+    monkeypatch.delenv("SHARDRUN_JOB", raising=False)
+    plain = {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    step = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_ID": "0"}
+    alone = {**step, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
+    open_mpi = {f"OMPI_COMM_WORLD_{name}": "1" for name in ("RANK", "LOCAL_RANK")}
+    open_mpi |= {"OMPI_COMM_WORLD_SIZE": "2"}
+    for own, other, alike in (
+        ({**step, "SLURM_JOB_ID": "7"}, {**step, "SLURM_JOB_ID": "8"}, False),
+        ({**step, "SLURM_JOB_ID": "7"}, {**step, "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}, False),
+        ({**step, "SLURM_JOB_ID": "7"}, {**step, "SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, True),
+        ({**open_mpi, "PMIX_NAMESPACE": "a@1"}, {**open_mpi, "PMIX_NAMESPACE": "b@1"}, False),
+        # A user's own numbers: in two steps, or in two programs of mpirun.
+        ({**plain, **alone, "RANK": "0", "SLURM_JOB_ID": "7"}, {**plain, "RANK": "1"}, True),
+    ):  # fmt: skip
+        store = cast("Store", Words())
+        strangers.sign(store, identify(environ=own))
+        assert strangers.is_ours(store, identify(environ=other), 0.1) == alike, (own, other)
+    monkeypatch.setenv("SLURM_HET_SIZE", "2")  # its components are jobs with numbers of their own
+    store = cast("Store", Words())
+    strangers.sign(store, identify(environ={**step, "SLURM_JOB_ID": "7"}))
+    assert strangers.is_ours(store, identify(environ={**step, "SLURM_JOB_ID": "8"}), 0.1)
 
 
 SEVERAL = """
