@@ -16,14 +16,21 @@ HCCN = Path("/etc/hccn.conf")
 """Where Ascend's driver keeps the addresses of its devices' network cards."""
 _ADDRESS = re.compile(r"^\s*address_(\d{1,4})\s*=\s*(\S+)\s*$", re.MULTILINE)
 NPUS = ("npu-smi", "info", "-l")
+_MAP = ("npu-smi", "info", "-m")
 _NPU = re.compile(r"^\s*NPU ID\s*:\s*(\d{1,4})\s*$", re.MULTILINE)
 _TOTAL = re.compile(r"^\s*(?:Total|Card) Count\s*:\s*(\d{1,4})\s*$", re.MULTILINE)
+_CHIPS = re.compile(r"^\s*Chip Count\s*:\s*(?!0*1\s*$)\d{1,4}\s*$", re.MULTILINE)
+"""A card with several chips, each of which is a device."""
+_CHIP = re.compile(r"^\s*\d{1,4}[ \t]+\d{1,4}[ \t]+(\d{1,4})[ \t]+(?:(\d{1,4})[ \t]+)?\S.*$", re.MULTILINE)
+"""A chip that computes, in the list of all chips: its number, and what the hardware calls it, where that is
+told too. Of others, such as Mcu, the number is a hyphen."""
 
 
 def of_gpus() -> RankTable:
     """A rank for each GPU that ``nvidia-smi`` lists. Raises `ConfigError` where there is none."""
     said = _ask("--gpus", "nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
-    found = [int(line) for line in said.split() if line.isdecimal()]
+    # Whole lines: a warning may have numbers in it.
+    found = [int(line) for line in map(str.strip, said.splitlines()) if line.isdecimal()]
     if not found:
         raise ConfigError("--gpus: nvidia-smi lists no GPU")
     return _table(dict.fromkeys(found, ""))
@@ -35,7 +42,9 @@ def of_npus() -> RankTable:
     try:
         text = HCCN.read_text(errors="replace")
     except FileNotFoundError:
-        found = listed_npus(_ask("--npus", *NPUS))
+        said = _ask("--npus", *NPUS)
+        chips = _chips(_ask("--npus", *_MAP)) if _CHIPS.search(said) else []
+        found = chips or listed_npus(said)
         if not found:
             raise ConfigError(f"--npus: npu-smi lists no NPU, and {HCCN} is not there") from None
         return _table(dict.fromkeys(found, ""))
@@ -61,6 +70,11 @@ def listed_npus(said: str) -> list[int]:
     if not numbers and (total := _TOTAL.search(said)):
         return list(range(int(total[1])))
     return numbers
+
+
+def _chips(said: str) -> list[int]:
+    """The devices that `_MAP` lists, of cards with several chips."""
+    return [int(physical or number) for number, physical in _CHIP.findall(said)]
 
 
 def _table(addresses: dict[int, str]) -> RankTable:

@@ -15,9 +15,11 @@ from sharding.common.storage import why_unwritable
 from sharding.common.text import counted, shortened
 
 _SECRET = (
-    r"(?i)KEY|SECRET|(?<!(?:NEW|MAX)[_-])TOKEN|PASS|PWD$|CREDENTIAL|AUTH|PRIVATE|COOKIE|SIGNATURE|SESSION|DSN"
-    r"|CONNECTION_STRING|JWT|BEARER|WEBHOOK|[_-]PAT$"
+    r"(?i)KEY|SECRET|(?<!(?:NEW|MAX)[_-])TOKEN|PASS|PWD$|CRED|AUTH|PRIVATE|COOKIE|SIGNATURE|\bSIG$"
+    r"|SESSION|DSN|CONNECTION_STRING|JWT|BEARER|WEBHOOK|[_-]PAT$"
 )
+_MEMBER = r"""["']([^"']{1,200})["']\s*:"""
+"""A name in an object of JSON."""
 _USER_IN_ADDRESS = r"(://)[^\s?#]{1,1000}@"
 """A password may hold whatever it likes, also @ and /."""
 
@@ -82,12 +84,23 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables, in order; of those whose names speak of secrets only the name, and no user in an
-    address."""
+    address. A value may itself be a command line, an address or an object with such names in it."""
     shown = {}
     for name in sorted(environ):
         secret = name == JOB.name or re.search(_SECRET, name)
-        shown[name] = "(left out)" if secret else re.sub(_USER_IN_ADDRESS, r"\1...@", environ[name])
+        shown[name] = "(left out)" if secret else _value(environ[name])
     return shown
+
+
+def _value(text: str) -> str:
+    members = _without_members(text)
+    return " ".join(words_without_secrets(text.split(" "))) if members is None else members
+
+
+def _without_members(text: str) -> str | None:
+    """A text that is an object of JSON with secrets in it, up to the first one; None for others."""
+    found = (member.end() for member in re.finditer(_MEMBER, text) if re.search(_SECRET, member[1]))
+    return None if (end := next(found, None)) is None else f"{text[:end]}(left out)"
 
 
 def words_without_secrets(words: Iterable[str]) -> list[str]:
@@ -102,6 +115,8 @@ def words_without_secrets(words: Iterable[str]) -> list[str]:
 
 
 def _word(word: str) -> str:
+    if (members := _without_members(word)) is not None:
+        return members
     # A value may hold further ones, and end in some.
     for equals in re.finditer("=", word):
         if re.search(_SECRET, word[: equals.start()]):

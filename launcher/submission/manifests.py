@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from launcher.common.mpi_library import AS_ROOT
 from launcher.submission.command import arguments
 from launcher.submission.lines import HOST_SAYING
-from launcher.submission.mpirun import choice
+from launcher.submission.mpirun import NAMED, choice
 from ranks.common import sources
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ _LAUNCH = """\
 MASTER_ADDR=$(sed -n '1s/[ :].*//;1p;q' {hosts})
 MASTER_PORT={port}
 export MASTER_ADDR MASTER_PORT
+{named}
 sed 's/ *slots=/:/' {hosts} >{slots}
 run() {{ exec mpirun -n {ranks} "$@"; }}
 # No variable here may have the name of one of the ranks'.
@@ -88,7 +89,7 @@ def mpi_job(submission: Submission) -> list[Object]:
     options, each = submission.options, submission.per_node or 1
     workers = submission.nodes or -(-submission.ranks // each)
     script = _LAUNCH.format(
-        hosts=HOSTS, slots=_SLOTS, port=PORT, ranks=submission.ranks,
+        hosts=HOSTS, slots=_SLOTS, port=PORT, ranks=submission.ranks, named=NAMED,
         choice=choice(HOSTS, submission.job.env, slots=_SLOTS).replace("\n", "\n  "),
     )  # fmt: skip
     launcher: Object = {

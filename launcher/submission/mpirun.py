@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ranks.common import sources
+from ranks.common import settings, sources
 
-_PASSED = (sources.MASTER_ADDR, sources.MASTER_PORT)
-"""What NCCL needs, which Open MPI gives to no other host by itself."""
+_PASSED = (sources.MASTER_ADDR, sources.MASTER_PORT, settings.JOB.name)
+"""What NCCL and Gloo need, which Open MPI gives to no other host by itself."""
+NAMED = f"""\
+{settings.JOB.name}=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')
+export {settings.JOB.name}"""
+"""Lines of a script that give the job a name, which no other job knows."""
 
 CHOICE = """\
 # Whichever MPI is there: each has its own words.

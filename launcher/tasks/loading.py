@@ -82,7 +82,8 @@ def take_part(job: Job, identity: Identity) -> None:
         ABSENCE.stand(identity, job.collectives or "")
         GUARD.stand(identity.rank, identity.host, orphan.end_with_launcher(), job.hang_timeout)
         GUARD.feel(identity.rank, identity.host, job.hang_timeout)
-        name_process(identity.rank, identity.world_size, settings.JOB.text(), f"run {job.model}")
+        name = settings.JOB.text() or identity.key  # that of whatever started the ranks
+        name_process(identity.rank, identity.world_size, name, f"run {job.model}")
 
 
 def join_group(job: Job, model: Loadable, identity: Identity) -> tuple[Communicator, RankModel]:

@@ -36,8 +36,12 @@ def _is_task(identity: Identity, environ: Mapping[str, str]) -> bool:
     """Whether this rank is the task of its number of an ``srun`` whose first task is on its first node."""
     if not in_slurm_step(environ) or environ.get(sources.SLURM_PROCID, "").strip() != str(identity.rank):
         return False
-    in_parts = environ.get(sources.SLURM_HET_SIZE, "") not in {"", "0", "1"}
-    return not in_parts and not environ.get(sources.SLURM_DISTRIBUTION, "").startswith("arbitrary")
+    return not in_parts(environ) and not environ.get(sources.SLURM_DISTRIBUTION, "").startswith("arbitrary")
+
+
+def in_parts(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is in a job of Slurm's that has several components."""
+    return environ.get(sources.SLURM_HET_SIZE, "") not in {"", "0", "1"}
 
 
 def _port(environ: Mapping[str, str]) -> str:

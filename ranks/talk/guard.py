@@ -10,7 +10,6 @@ does not count. That takes a process beside the rank; whether its work stands st
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from ranks.common import settings
 from ranks.common.pulse import STANDS_STILL, Pulse
 from ranks.talk import small
 from ranks.talk.sentry import LOOK_SECONDS
+from ranks.talk.stacks import own
 
 
 class Guard:
@@ -74,5 +74,5 @@ def _feel(pulse: Pulse, limit: float, where: str) -> NoReturn:
         still = still + passed if pulse.beat().still else 0.0
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(f"shardrun: error: {where} {STANDS_STILL.format(limit)}", file=sys.stderr, flush=True)
-        faulthandler.dump_traceback(sys.stderr, all_threads=True)
+        print(own(), end="", file=sys.stderr, flush=True)
     os._exit(1)

@@ -78,7 +78,8 @@ def can_spy() -> bool:
 
 
 def native(pid: int) -> str:
-    """Python and native stacks of a process of this host; "" where that cannot be had."""
+    """Python and native stacks of a process of this host, which is held up meanwhile; "" where that cannot be
+    had, as of one that is stopped."""
     import shutil
     import subprocess
 
@@ -86,10 +87,21 @@ def native(pid: int) -> str:
         return ""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
-            [program, "dump", "--native", "--nonblocking", "--pid", str(pid)], capture_output=True, text=True,
+            [program, "dump", "--native", "--pid", str(pid)], capture_output=True, text=True,
             errors="replace", stdin=subprocess.DEVNULL, timeout=SPY_SECONDS, check=False,
         )  # fmt: skip
         return done.stdout if done.returncode == 0 else ""
+    return ""
+
+
+def own() -> str:
+    """Those of this process, native ones too where they can be had."""
+    if said := native(os.getpid()):
+        return said
+    with contextlib.suppress(OSError, ValueError), open(os.memfd_create(_NAME), "w+b") as place:  # noqa: PTH123
+        faulthandler.dump_traceback(place, all_threads=True)
+        place.seek(0)
+        return main_first(place.read(MOST_BYTES).decode(errors="replace"))
     return ""
 
 

@@ -20,8 +20,9 @@ def short_name(secret: str) -> str:
 
 
 def process_name(rank: int, job: str) -> str:
-    """What the kernel calls a rank's process: at most 15 characters."""
-    return f"rank {rank} {job}"[:_NAME_LENGTH]
+    """What the kernel calls a rank's process: at most 15 characters. Slurm's proctrack/linuxproc, like others
+    that read /proc/PID/stat word by word, does not find one with a space in it, and so never ends it."""
+    return f"rank-{rank}-{job}"[:_NAME_LENGTH]
 
 
 def name_process(rank: int, size: int, secret: str, work: str) -> None:

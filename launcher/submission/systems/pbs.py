@@ -37,8 +37,9 @@ exec >{log} 2>&1
 SEVERAL = """\
 # Where the ranks meet, should it not be by MPI.
 MASTER_ADDR=$(head -n 1 "$PBS_NODEFILE")
-MASTER_PORT=$((20000 + ${{PBS_JOBID%%[!0-9]*}} % 10000))
+MASTER_PORT=$((20000 + (${{PBS_JOBID%%[!0-9]*}} + ${{PBS_ARRAY_INDEX:-0}}) % 10000))
 export MASTER_ADDR MASTER_PORT
+{named}
 {choice}
 exec mpirun -n {ranks} "$@" \\
   {command}"""
@@ -131,6 +132,7 @@ class Pbs(JobSystem):
         if self._nodes(submission) == 1:
             return f"exec {whole}"
         return SEVERAL.format(
+            named=mpirun.NAMED,
             choice=mpirun.choice('"$PBS_NODEFILE"', submission.job.env),
             ranks=submission.ranks,
             command=saying_its_host(whole),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import time
 from collections.abc import Callable, Collection
 from datetime import timedelta
@@ -14,7 +13,7 @@ from ranks.collectives.absence import ABSENCE, rank_of
 from ranks.collectives.torch.error import is_loss
 from ranks.collectives.torch.lines import is_open, is_there, line_to, place_of
 from ranks.collectives.torch.protocols import Store
-from ranks.collectives.torch.strangers import ANSWERS, is_ours, sign, soon, taken
+from ranks.collectives.torch.strangers import ANSWERS, is_ours, sign, soon, taken, until_listening
 from ranks.common import sources
 from ranks.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from ranks.identity.meeting import meeting_place
@@ -56,19 +55,17 @@ def remote_store(identity: Identity, timeout: float) -> Store:
         )
     serves = identity.rank == 0 and not _agent_serves()
     deadline = time.monotonic() + timeout
-    if not serves:
-        _until_listening(address, number, identity.rank, timeout, deadline)
     make = _maker(dist, (address, number), identity.world_size, timeout, serves=serves)
     try:
+        if not serves:
+            until_listening(address, number, identity.rank, timeout, deadline)
         return _met(make, identity, (address, number), timeout, deadline, serves=serves)
     except (RuntimeError, OSError) as error:
         if serves or time.monotonic() > deadline:
             raise _unreached(error, identity.rank, f"{address}:{port}", timeout) from error
     # Rank 0 has ended, it seems: what was beside it may tell why.
     try:
-        _until_listening(
-            address, number, identity.rank, timeout, min(deadline, time.monotonic() + _FOLLOWING)
-        )
+        until_listening(address, number, identity.rank, timeout, min(deadline, time.monotonic() + _FOLLOWING))
         return _met(make, identity, (address, number), timeout, deadline, serves=False)
     except (RuntimeError, OSError, CollectiveTimeoutError) as error:
         raise PeerLostError(_FIRST_GONE, 0) from error
@@ -84,20 +81,21 @@ def _met(
     serves: bool,
 ) -> Store:
     """The store at a place, once every rank is there. Raises torch's errors, too."""
-    store = _found(make, place[1], min(timeout, ANSWERS), serves=serves)
+    store = _found(make, place[1], identity, min(timeout, ANSWERS), serves=serves)
     if store is None:
-        ABSENCE.over()  # whoever comes there hears of nothing
         raise taken(place)
     _meet(store, identity, timeout, deadline)
     return store
 
 
-def _found(make: Callable[[], Store], port: int, seconds: float, *, serves: bool) -> Store | None:
+def _found(
+    make: Callable[[], Store], port: int, identity: Identity, seconds: float, *, serves: bool
+) -> Store | None:
     """This job's store; None where another program has the port."""
     store = make() if serves else soon(make, port, seconds)
     if serves and store is not None:
-        sign(store)
-    elif store is not None and not _agent_serves() and not is_ours(store, seconds):
+        sign(store, identity)
+    elif store is not None and not _agent_serves() and not is_ours(store, identity, seconds):
         return None
     return store
 
@@ -178,7 +176,7 @@ def _last_news(identity: Identity) -> PeerLostError:
     address, port = meeting_place(identity)
     place, deadline = (address, parse_whole(port, 1, MAX_PORT) or 0), time.monotonic() + _FOLLOWING
     try:
-        _until_listening(*place, identity.rank, _FOLLOWING, deadline)
+        until_listening(*place, identity.rank, _FOLLOWING, deadline)
         dist: ModuleType = torch_import.load("torch.distributed")
         make = _maker(dist, place, identity.world_size, _FOLLOWING, serves=False)
         _met(make, identity, place, _FOLLOWING, deadline, serves=False)
@@ -201,9 +199,9 @@ def tell_gone(identity: Identity, gone: str, late: Collection[int], seconds: flo
     serves = identity.rank == 0 and not _agent_serves()
     deadline = time.monotonic() + seconds
     if not serves:
-        _until_listening(address, number, identity.rank, seconds, deadline)
+        until_listening(address, number, identity.rank, seconds, deadline)
     make = _maker(dist, (address, number), identity.world_size, seconds, serves=serves)
-    store = _found(make, number, ANSWERS, serves=serves)
+    store = _found(make, number, identity, ANSWERS, serves=serves)
     if store is None:
         return
     there = of_this_start(_MEETING, store)
@@ -245,23 +243,6 @@ def _maker(
         return made
 
     return make
-
-
-def _until_listening(address: str, port: int, rank: int, timeout: float, deadline: float) -> None:
-    """Waits until rank 0 can be connected to."""
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            socket.create_connection((address, port), timeout=max(0.1, left)).close()
-            return
-        except OSError as error:
-            if time.monotonic() + _AGAIN > deadline:
-                raise CollectiveTimeoutError(
-                    f"Rank {rank} did not reach rank 0 at {address}:{port} (MASTER_ADDR, MASTER_PORT) within "
-                    f"{timeout:g} s ({error.strerror or error}): see that rank 0 has started, that it is on "
-                    "that host, and that no firewall is between."
-                ) from error
-        time.sleep(_AGAIN)
 
 
 def said_by_all(

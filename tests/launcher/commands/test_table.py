@@ -72,6 +72,10 @@ def test_a_table_of_gpus(programs: Path, capsys: pytest.CaptureFixture[str]) -> 
         ("1", "1"),
         ("3", "2"),
     ]
+    warned = "printf '0\\nUnable to determine the device handle for GPU 7 : Unknown Error\\n 1 \\n'"
+    program(programs, "nvidia-smi", warned)
+    (server,) = json.loads(run(capsys, "table", "make", "--gpus")[1])["server_list"]
+    assert [one["device_id"] for one in server["device"]] == ["0", "1"]
 
 
 def test_a_table_of_npus(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +87,19 @@ def test_a_table_of_npus(programs: Path, capsys: pytest.CaptureFixture[str]) -> 
     program(programs, "npu-smi", listed)
     (server,) = json.loads(run(capsys, "table", "make", "--npus")[1])["server_list"]
     assert [one["device_id"] for one in server["device"]] == ["4", "6"]
+    # Two chips a card: each is a device, whose number is another than the card's.
+    cards = "printf 'Total Count : 2\\n\\nNPU ID : 1\\nChip Count : 2\\n\\nNPU ID : 2\\nChip Count : 2\\n'"
+    for head, rows in (
+        ("Chip Logic ID  Chip Name", "1 0 0 A\\n1 1 1 A\\n1 2 - Mcu\\n2 0 2 Ascend 310P3\\n2 1 3 A"),
+        (
+            "Chip Logic ID  Chip Phy-ID  Chip Name",
+            "1 0 9 0 A\\n1 1 8 1 A\\n1 2 - - M\\n2 0 7 2 B\\n2 1 6 3 B",
+        ),
+    ):
+        chips = f"printf '\\tNPU ID  Chip ID  {head} \\n{rows}\\n'"
+        program(programs, "npu-smi", f'if [ "$2" = -m ]; then {chips}; else {cards}; fi')
+        (server,) = json.loads(run(capsys, "table", "make", "--npus")[1])["server_list"]
+        assert [one["device_id"] for one in server["device"]] == ["0", "1", "2", "3"]
     (programs / "hccn.conf").write_text(
         "# cards\naddress_1=192.168.100.102\nnetmask_1=255.255.255.0\naddress_0=192.168.100.101\n"
     )

@@ -72,6 +72,21 @@ def test_secrets_are_left_out() -> None:
     assert list(shown) == sorted(given)
     assert shown["HOME"] == "/root" and shown["PROXY"] == "http://...@proxy:80/"
     assert {shown[name] for name in given if name not in {"HOME", "PROXY"}} == {"(left out)"}
+    inside = {
+        "JAVA_TOOL_OPTIONS": (
+            "-Dx=1 -Dkey.storePassword=s -Dy=2",
+            "-Dx=1 -Dkey.storePassword=(left out) -Dy=2",
+        ),
+        "OPTIONS": ("--db-password s --x 1", "--db-password (left out) --x 1"),
+        "MODEL": ("https://h/x?a=1&X-Amz-Signature=s&b", "https://h/x?a=1&X-Amz-Signature=(left out)"),
+        "STORE": ("https://h/x?sv=1&sig=s", "https://h/x?sv=1&sig=(left out)"),
+        "SERVICES": ('{"user": "u", "password": "s t"}', '{"user": "u", "password":(left out)'),
+        "DB_CREDS": ("me:s", "(left out)"),
+        "PATH": ("/opt/tokens:/usr/bin", "/opt/tokens:/usr/bin"),
+        "WORDS": ("a  b=c {'x': 1} ", "a  b=c {'x': 1} "),
+    }
+    shown = without_secrets({name: text for name, (text, _) in inside.items()})
+    assert shown == {name: text for name, (_, text) in inside.items()}
 
 
 @pytest.mark.parametrize(
@@ -81,6 +96,7 @@ def test_secrets_are_left_out() -> None:
         (["-x A=1 -x HF_TOKEN=s=x"], ["-x A=1 -x HF_TOKEN=(left out)"]),
         (["--api-key", "s", "-q", "--pass=s"], ["--api-key", "(left out)", "-q", "--pass=(left out)"]),
         (["postgres://me:s@x@host/db", "a=http://me:s@host"], ["postgres://...@host/db", "a=http://...@host"]),
+        (["--config", '{"token": "s"}'], ["--config", '{"token":(left out)']),
         (["--max-new-tokens", "9", "x=x.bin"], ["--max-new-tokens", "9", "x=x.bin"]),
     ],
 )  # fmt: skip

@@ -225,7 +225,7 @@ def test_the_launcher_of_an_mpi_job_runs_whichever_mpi_is_there(
     hosts.write_text("it-worker-0.it slots=1\nit-worker-1.it slots=1\n")
     (bin_ / "mpirun").write_text(
         f'#!/bin/sh\n[ "$1" = --version ] && echo "{version}" && exit\n'
-        'printf "%s|" "$MASTER_ADDR" "$MASTER_PORT" "$@"\nshift 2\n'
+        'printf "%s|" "$SHARDRUN_JOB" "$MASTER_ADDR" "$MASTER_PORT" "$@"\nshift 2\n'
         'while [ "$1" != sh ]; do [ "$1" != -f ] || cat "$2" >&2; shift; done; "$@"\nexit 5\n'
     )
     (bin_ / "mpirun").chmod(0o755)
@@ -240,7 +240,8 @@ def test_the_launcher_of_an_mpi_job_runs_whichever_mpi_is_there(
         check=False,
     )  # fmt: skip
     before, host, after = done.stdout.partition(f"shardrun: on host {os.uname().nodename}\n")
-    said = before.split("|")
+    name, *said = before.split("|")
+    assert re.fullmatch("[0-9a-f]{32}", name)  # which no other job's ranks know
     assert done.returncode == 5 and host
     # MPICH and Intel MPI read another form of the same list.
     assert done.stderr == ("it-worker-0.it:1\nit-worker-1.it:1\n" if "-f" in marks else "")

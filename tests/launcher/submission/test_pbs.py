@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -109,7 +110,27 @@ def test_ranks_that_talk_by_mpi_are_started_by_it(folder: Path) -> None:
 
 def test_variables_reach_the_ranks(folder: Path) -> None:
     text = dry(folder, "--ranks", 2, "--nodes", 2, "--env", "A=it's $x")
-    assert "export A='it'\"'\"'s $x'\n" in text and "-x MASTER_PORT -x A" in text
+    assert "export A='it'\"'\"'s $x'\n" in text and "-x MASTER_PORT -x SHARDRUN_JOB -x A" in text
+
+
+def test_jobs_of_an_array_do_not_meet(folder: Path, tmp_path: Path) -> None:
+    """Where they share a node, each has a port, and a name by which its ranks know one another."""
+    whole = dry(folder, "--ranks", 2, "--nodes", 2, "--array", "0-1")
+    lines = whole.partition("# Where the ranks meet")[2].partition("# Whichever MPI")[0]
+    (tmp_path / "nodes").write_text("n1\nn2\n")
+    found = []
+    for index in ("0", "1"):
+        environ = {"PBS_JOBID": f"12340[{index}].head", "PBS_ARRAY_INDEX": index, "PATH": os.environ["PATH"]}
+        done = subprocess.run(
+            ["sh", "-c", f"#{lines}\necho $MASTER_ADDR $MASTER_PORT $SHARDRUN_JOB"],
+            env={**environ, "PBS_NODEFILE": str(tmp_path / "nodes")}, capture_output=True, text=True,
+            timeout=30, check=True,
+        )  # fmt: skip
+        found.append(done.stdout.split())
+    (address, port, name), (_, other_port, other_name) = found
+    assert (address, port, other_port) == ("n1", "22340", "22341")
+    assert re.fullmatch("[0-9a-f]{32}", name) and re.fullmatch("[0-9a-f]{32}", other_name)
+    assert name != other_name
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,8 @@ def test_a_signal_cancels_the_job(cluster: dict[str, str], folder: Path, number:
     )  # fmt: skip
 
     def ranks() -> list[str]:
-        return [line for line in processes.marked(mark).values() if "--launcher=external" in line]
+        # As they are called once they work: Slurm has to find them by these names.
+        return [line for line in processes.marked(mark).values() if line.startswith("shardrun rank ")]
 
     try:
         assert processes.wait_until(lambda: len(ranks()) >= 2, 60), processes.marked(mark)

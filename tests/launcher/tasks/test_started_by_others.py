@@ -15,6 +15,7 @@ from launcher.tasks.run import leave_now
 from ranks.errors import PeerLostError
 from ranks.identity.place import Identity
 from ranks.talk import orphan
+from ranks.talk.title import short_name
 from tests.launcher.cli_tools import environment
 from tests.launcher.processes import LIMIT, MARK, marked, wait_until
 from tests.ranks import worlds
@@ -40,6 +41,7 @@ def test_an_mpirun_does_not_wait_for_it(two_slices: Path, tmp_path: Path) -> Non
 
     try:
         assert wait_until(lambda: rank() > 0, 60)
+        assert not _called(rank()).startswith(named + short_name(""))  # as all jobs would be called
         os.kill(rank(), signal.SIGSTOP)
         _, said = started.communicate(timeout=60)
         assert wait_until(lambda: not marked(mark), LIMIT), marked(mark)

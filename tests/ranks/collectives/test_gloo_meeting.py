@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -14,6 +16,8 @@ import pytest
 
 from ranks.collectives.torch import strangers
 from ranks.collectives.torch.protocols import Store
+from ranks.errors import CollectiveError
+from ranks.identity.identity import identify
 from tests.ranks.collectives.test_collectives import need
 from tests.ranks.worlds import SETTINGS, copies
 
@@ -59,20 +63,109 @@ def test_ranks_that_do_not_come(rank: int, words: str) -> None:
     assert "frame #" not in done.stderr and "Exception raised" not in done.stderr
 
 
-def test_a_stranger_that_has_the_port() -> None:
-    """It takes connections and says nothing: torch would wait for ever."""
+@pytest.mark.parametrize("kind", ["", "answers"])
+def test_a_stranger_that_has_the_port(kind: str) -> None:
+    """It takes connections and says nothing, where torch would wait for ever, or no store's word."""
     need("gloo")
     with socket.create_server(("127.0.0.1", 0)) as stranger:
+        if kind:
+            threading.Thread(target=meet_each, args=(stranger, kind), daemon=True).start()
         port = stranger.getsockname()[1]
         environ = {
             "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SHARDRUN_TIMEOUT": "3",
         }  # fmt: skip
         done = run(PROGRAM, environ)
+        stranger.shutdown(socket.SHUT_RDWR)
     assert done.returncode == 1
     *_, said = done.stderr.splitlines()
     assert f"Port {port} of 127.0.0.1 (MASTER_ADDR, MASTER_PORT) is taken by another program" in said
     assert "frame #" not in done.stderr
+
+
+def meet_each(server: socket.socket, kind: str) -> None:
+    """Another program at a port, until the server is closed."""
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                if kind == "speaks first":
+                    connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+                    connection.recv(100)
+                elif kind == "answers":
+                    connection.recv(100)
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                elif kind == "says it again":
+                    while word := connection.recv(100):
+                        connection.sendall(word)
+                elif kind == "resets":
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@pytest.mark.parametrize("kind", ["closes", "resets", "speaks first", "answers", "says it again"])
+def test_another_program_that_has_the_port(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Told as soon as it says what is no store's word, or has closed each connection for a while: torch would
+    try for long, and print its frames each time."""
+    need("gloo")
+    monkeypatch.setattr(strangers, "_SILENCE", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=meet_each, args=(server, kind), daemon=True).start()
+        port = server.getsockname()[1]
+        began = time.monotonic()
+        with pytest.raises(CollectiveError, match=f"Port {port} of 127.0.0.1 .* is taken"):
+            strangers.until_listening("127.0.0.1", port, 1, SECONDS, began + SECONDS)
+        assert time.monotonic() - began < SECONDS / 2
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_port_that_is_passed_on_before_rank_0_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections are closed at first. Then a store answers."""
+    need("gloo")
+    dist = pytest.importorskip("torch.distributed")
+    store = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    closed = threading.Event()
+
+    def pass_on(server: socket.socket) -> None:
+        for _ in range(3):
+            server.accept()[0].close()
+        closed.set()
+        line, _ = server.accept()
+        with line, socket.create_connection(("127.0.0.1", store.port)) as beyond:
+            beyond.sendall(line.recv(100))
+            line.sendall(beyond.recv(100))
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=pass_on, args=(server,), daemon=True).start()
+        place = ("127.0.0.1", server.getsockname()[1])
+        strangers.until_listening(*place, 1, SECONDS, time.monotonic() + SECONDS)
+        assert closed.is_set()
+    with pytest.raises(ConnectionRefusedError):  # as where what was there has ended: the caller looks why
+        strangers.until_listening(*closing(), 1, SECONDS, time.monotonic() + SECONDS)
+
+
+def closing() -> tuple[str, int]:
+    """A place where one connection is closed, and then nobody is."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def close() -> None:
+        connection, _ = server.accept()
+        server.close()
+        connection.close()
+
+    threading.Thread(target=close, daemon=True).start()
+    return "127.0.0.1", server.getsockname()[1]
+
+
+def test_stores_that_answer_in_other_words_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should a torch of later have others, all is as it would be without this question."""
+    need("gloo")
+    assert strangers._knows_the_words()
+    monkeypatch.setattr(strangers, "_ANSWER", b"what")  # to a question with another word in it
+    assert not strangers._knows_the_words()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=meet_each, args=(server, "answers"), daemon=True).start()
+        strangers.until_listening(*server.getsockname(), 1, SECONDS, time.monotonic() + SECONDS)
+        server.shutdown(socket.SHUT_RDWR)
 
 
 def answer_after(server: socket.socket, seconds: float, word: bytes) -> None:
@@ -132,6 +225,44 @@ def test_another_job_that_has_the_port() -> None:
         assert waiting.communicate(timeout=2 * SECONDS) == ("", "")
     finally:
         waiting.kill()
+
+
+class Words(dict[str, str]):
+    """A store without a process."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value
+
+    def get(self, key: str) -> bytes:  # type: ignore[override]
+        return self[key].encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return set(keys) <= self.keys()
+
+
+def test_jobs_without_a_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what Open MPI or Slurm call those that they have started; not where ranks may be started apart."""
+    monkeypatch.delenv("SHARDRUN_JOB", raising=False)
+    plain = {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    step = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_ID": "0"}
+    alone = {**step, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
+    open_mpi = {f"OMPI_COMM_WORLD_{name}": "1" for name in ("RANK", "LOCAL_RANK")}
+    open_mpi |= {"OMPI_COMM_WORLD_SIZE": "2"}
+    for own, other, alike in (
+        ({**step, "SLURM_JOB_ID": "7"}, {**step, "SLURM_JOB_ID": "8"}, False),
+        ({**step, "SLURM_JOB_ID": "7"}, {**step, "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}, False),
+        ({**step, "SLURM_JOB_ID": "7"}, {**step, "SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, True),
+        ({**open_mpi, "PMIX_NAMESPACE": "a@1"}, {**open_mpi, "PMIX_NAMESPACE": "b@1"}, False),
+        # A user's own numbers: in two steps, or in two programs of mpirun.
+        ({**plain, **alone, "RANK": "0", "SLURM_JOB_ID": "7"}, {**plain, "RANK": "1"}, True),
+    ):  # fmt: skip
+        store = cast("Store", Words())
+        strangers.sign(store, identify(environ=own))
+        assert strangers.is_ours(store, identify(environ=other), 0.1) == alike, (own, other)
+    monkeypatch.setenv("SLURM_HET_SIZE", "2")  # its components are jobs with numbers of their own
+    store = cast("Store", Words())
+    strangers.sign(store, identify(environ={**step, "SLURM_JOB_ID": "7"}))
+    assert strangers.is_ours(store, identify(environ={**step, "SLURM_JOB_ID": "8"}), 0.1)
 
 
 SEVERAL = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ranks.talk import sentry
+from ranks.talk import sentry, stacks
 from tests.launcher.cli_tools import environment
 from tests.launcher.processes import LIMIT, MARK, marked, wait_until
 
@@ -123,7 +124,23 @@ def test_one_whose_work_stands_still_ends_itself_and_shows_where() -> None:
     assert (done.returncode, done.stdout) == (1, "ready\n")
     sentence, _, where = done.stderr.partition("\n")
     assert sentence.startswith("shardrun: error: rank 3 on host here has stood still for 1 s ")
-    assert "in stands_still" in where and done.stderr.count("stood still") == 1
+    assert "stands_still" in where and done.stderr.count("stood still") == 1
+    assert where.index("stands_still") < where.index("_feel")  # the main thread's first
+
+
+@pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
+def test_native_stacks_by_py_spy_itself() -> None:
+    code = "import threading\ndef stands_still():\n    print('ready', flush=True)\n    threading.Event()"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{code}.wait()\nstands_still()"], stdout=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            assert child.stdout is not None and child.stdout.readline() == "ready\n"
+            assert wait_until(lambda: "PyThread_acquire_lock" in stacks.native(child.pid), 60)
+            said = stacks.native(child.pid)
+            assert "stands_still" in said and "MainThread" in said
+        finally:
+            child.kill()
 
 
 def test_one_whose_launcher_is_stopped_too_waits(mark: str) -> None:

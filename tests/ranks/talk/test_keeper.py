@@ -142,16 +142,19 @@ def test_a_stopped_rank_and_where_it_is(told: Told, tmp_path: Path) -> None:
 def test_native_stacks_come_from_its_host(
     told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By py-spy, here another program of that name; where that fails, those of Python alone."""
+    """By py-spy, here another program of that name, which refuses what that refuses; where it fails, those
+    of Python alone."""
     spy = tmp_path / "bin" / "py-spy"
     spy.parent.mkdir()
-    spy.write_text('#!/bin/sh\n[ ! -e "$0.broken" ] && echo "spied: $*"\n')
+    spy.write_text(
+        '#!/bin/sh\ncase $* in *--nonblocking*) exit 1 ;; esac\n[ ! -e "$0.broken" ] && echo "spied: $*"\n'
+    )
     spy.chmod(0o755)
     monkeypatch.setenv("PATH", str(spy.parent), prepend=":")
     process = told.start(tmp_path, "def sleeps_long():\n    time.sleep(100)\nsleeps_long()")
     assert wait_until(lambda: told.peers, SECONDS)
     (peer,) = told.peers
-    wanted = f"spied: dump --native --nonblocking --pid {peer.pid}"
+    wanted = f"spied: dump --native --pid {peer.pid}"
     assert wait_until(lambda: peer.above.stacks().strip() == wanted, SECONDS)
     spy.with_name("py-spy.broken").touch()
     assert wait_until(lambda: "sleeps_long" in peer.above.stacks(), SECONDS)
