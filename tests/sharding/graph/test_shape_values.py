@@ -28,7 +28,8 @@ def test_the_less_of_a_length_and_a_symbol(
 
 
 @pytest.mark.parametrize(
-    ("place", "axis", "found"), [([0], 0, ["n"]), ([-1, 1], 0, [3, 2]), (1, -1, 2), ([0], 1, None), ([3], 0, None)]
+    ("place", "axis", "found"),
+    [([0], 0, ["n"]), ([-1, 1], 0, [3, 2]), (1, -1, 2), ([0], 1, None), ([3], 0, None)],
 )
 def test_places_of_a_shape(place: int | list[int], axis: int, found: object) -> None:
     picked = evaluate("Gather", {"axis": axis}, [known(["n", 2, 3]), known(np.asarray(place))])

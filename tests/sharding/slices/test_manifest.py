@@ -94,7 +94,9 @@ def test_inputs_of_any_number_of_axes(tmp_path: Path) -> None:
 
 def test_state_of_any_number_of_axes(tmp_path: Path) -> None:
     """Its axis cannot be checked; that of a tensor with three axes is."""
-    entries = tuple(manifests.TensorEntry(name, "float32", (), open_rank=True) for name in ("past", "present"))
+    entries = tuple(
+        manifests.TensorEntry(name, "float32", (), open_rank=True) for name in ("past", "present")
+    )
     state = (StatePair("past", "present", 3, "append"),)
     free = dataclasses.replace(
         example(), inputs=entries[:1], outputs=entries[1:], batch=BatchAxes(), state=state
