@@ -121,3 +121,52 @@ def test_numbers_known_before_a_run_and_in_it(kind: str, tmp_path: Path) -> None
         for operands in ((x, y), (np.array(x), y), (x, np.array(y)), (np.array(x), np.array(y))):
             found = run(tmp_path, kind, *operands)
             assert found.shape == () and found == wanted, (operands, found)
+
+
+def test_a_range_of_vectors_of_one_number(tmp_path: Path) -> None:
+    found = run(tmp_path, "Arange", np.array([2]), np.array([9]), np.array([3]))
+    np.testing.assert_array_equal(found, [2, 5, 8])
+
+
+@pytest.mark.parametrize("kinds", [(17, 9, 17), (17, 17, 9), (9, 17, 17), (17, 17, 17)])
+def test_places_of_each_axis(kinds: tuple[int, ...], tmp_path: Path) -> None:
+    """An ellipsis (9) among tensors (17): what it stands for comes behind their vectors, of which each stands
+    for the axis of its place."""
+    own = [np.array([kind * 10 + place]) for place, kind in enumerate(kinds) if kind == 17]
+    other = [np.array([90 + place]) for place, kind in enumerate(kinds) if kind == 9]
+    found = run(
+        tmp_path, "RemakeTupleIndex", np.zeros((4, 4, 4), np.float32), *own, *other, tuple_index_types=kinds
+    )
+    np.testing.assert_array_equal(found, [[kind * 10 + place for place, kind in enumerate(kinds)]])
+
+
+@pytest.mark.parametrize(
+    ("mode", "wanted", "pads"),
+    [
+        ("valid", (9, 9), (0, 0, 0, 0)),
+        ("valid", (10, 9), (0, 0, 0, 0)),
+        ("same", (8, 7), (1, 1, 0, 1)),
+        ("pad", (8, 7), (1, 1, 1, 1)),
+    ],
+)
+def test_a_transposed_convolution_is_as_long_as_it_was(
+    mode: str, wanted: tuple[int, int], pads: tuple[int, ...], tmp_path: Path
+) -> None:
+    """By a stride of 2 two lengths become one: what is missing comes at the end. It is a gradient, by torch."""
+    torch = pytest.importorskip("torch", reason="torch, which answers, is missing")
+    drawn = np.random.default_rng(0)
+    x, w = (drawn.standard_normal(shape, np.float32) for shape in ((1, 2, 4, 4), (2, 3, 3, 3)))
+    padding = pads if mode == "pad" else (0,) * 4
+    settings: dict[str, Any] = {
+        "stride": (2, 2),
+        "dilation": (1, 1),
+        "group": 1,
+        "mode": 1,
+        "kernel_size": (3, 3),
+    }
+    settings |= {"pad_mode": mode, "pad": padding, "pad_list": padding, "format": "NCHW"}
+    found = run(tmp_path, "Conv2DBackpropInput", x, w, (1, 3, *wanted), **settings)
+    given = torch.zeros((1, 3, *wanted), requires_grad=True)
+    wide = torch.nn.functional.pad(given, pads)  # of the last axis first
+    torch.nn.functional.conv2d(wide, torch.from_numpy(w), stride=2).backward(torch.from_numpy(x))
+    np.testing.assert_allclose(found, given.grad.numpy(), rtol=1e-4, atol=1e-5)

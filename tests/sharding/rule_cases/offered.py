@@ -1,7 +1,7 @@
 """How many options each rule offers for all nodes of its operator here, on 2, 3, 4, 5 and 7 ranks.
 
-Each option is proved by running it, and one that is lost would be no wrong answer: a model would only be split
-less. Who changes a rule, or adds a node, changes its line."""
+Each option is proved by running it, and one that is lost would be no wrong answer: a model would only be
+split less. Who changes a rule, or adds a node, changes its line."""
 
 OFFERED: dict[str, tuple[int, ...]] = {
     "Abs": (7, 4, 5, 0, 0),
