@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 
 from sharding.importers import import_model
+from sharding.importers.mindir.primitives.base import Value
+from sharding.importers.mindir.primitives.operands import Builder
+from sharding.importers.mindir.primitives.steps import part
 from tests.sharding import graphs
 from tests.sharding.importers.mindir_files import File
 
@@ -170,3 +173,32 @@ def test_a_transposed_convolution_is_as_long_as_it_was(
     wide = torch.nn.functional.pad(given, pads)  # of the last axis first
     torch.nn.functional.conv2d(wide, torch.from_numpy(w), stride=2).backward(torch.from_numpy(x))
     np.testing.assert_allclose(found, given.grad.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_the_largest_of_what_is_no_number(axes: int, tmp_path: Path) -> None:
+    """Of three axes it is the window's answer, of two it is none."""
+    x = np.arange(3.0**axes, dtype=np.float32).reshape(1, 1, *[3] * axes)
+    x[(..., *[1] * axes)] = np.nan
+    settings: dict[str, Any] = {"ksize": (2,) * axes, "output_shape": (1,) * axes}
+    settings["format"] = "NCHW" if axes == 2 else "NCDHW"
+    kind = "FractionalMaxPoolWithFixedKsize" if axes == 2 else "FractionalMaxPool3DWithFixedKsize"
+    samples = np.zeros((1, 1, axes), np.float32)
+    file = File()
+    graph = file.graph("main", ("x0", "float32", x.shape), ("x1", "float32", samples.shape))
+    shape = ("float32", (1, 1, *[1] * axes))
+    both = graph.prim(kind, graph["x0"], graph["x1"], types=(shape, ("int64", shape[1])), **settings)
+    graph.gives(graph.prim("TupleGetItem", both, graph.const(0), types=(shape,)))
+    session = graphs.session(import_model(file.save(tmp_path / "none.mindir")))
+    (found,) = session.run(None, {"x0": x, "x1": samples})
+    np.testing.assert_array_equal(np.asarray(found).reshape(-1), [8 if axes == 2 else np.nan])
+
+
+def test_a_part_has_the_other_lengths_of_the_whole() -> None:
+    for axis in (-3, -2, -1):
+        b = Builder(17)
+        shape: list[int | None] = [4, 5, 6]
+        shape[axis] = None
+        found = part(b, Value("x", np.dtype(np.float32), tuple(shape)), 1, 3, axis)
+        shape[axis] = 2
+        assert found.shape == tuple(shape)
