@@ -155,7 +155,7 @@ def test_places_of_each_axis(kinds: tuple[int, ...], tmp_path: Path) -> None:
 def test_a_transposed_convolution_is_as_long_as_it_was(
     mode: str, wanted: tuple[int, int], pads: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """By a stride of 2 two lengths become one: what is missing comes at the end. It is a gradient, by torch."""
+    """By a stride of 2 two lengths become one: what is missing comes at the end. Torch answers."""
     torch = pytest.importorskip("torch", reason="torch, which answers, is missing")
     drawn = np.random.default_rng(0)
     x, w = (drawn.standard_normal(shape, np.float32) for shape in ((1, 2, 4, 4), (2, 3, 3, 3)))

@@ -13,7 +13,7 @@ from ranks.run import executor
 from sharding.demands.options import SliceOptions
 from sharding.errors import SliceError
 from sharding.graph.symbols import shown_shape
-from sharding.pipeline import batch
+from sharding.pipeline import batch as proofs_of_batches
 from sharding.pipeline.batch import batch_axes
 from sharding.reading.read import read_model
 from sharding.slices.batch import BatchAxes
@@ -452,7 +452,7 @@ class _Proofs:
         ({"equal": "none", "one": "no", "other": BatchAxes()}, ["equal"], "none"),
         ({"equal": BatchAxes(), "other": BatchAxes({"x": 1})}, ["equal", "other"], BatchAxes({"x": 1})),
         ({}, [], "not known"),
-        ({str(i): BatchAxes() for i in range(batch.MAX_CASES)}, [], "not known"),
+        ({str(i): BatchAxes() for i in range(proofs_of_batches.MAX_CASES)}, [], "not known"),
     ],
 )
 def test_each_way_in_which_lengths_go_together_is_proved(
@@ -460,10 +460,10 @@ def test_each_way_in_which_lengths_go_together_is_proved(
 ) -> None:
     """One that fails ends it, whatever is proved of the others."""
     proofs = _Proofs(answers)
-    monkeypatch.setattr(batch, "_Proof", proofs.proof)
-    monkeypatch.setattr(batch, "meeting_of", lambda node: True if node.lengths == "all" else None)
-    monkeypatch.setattr(batch, "_cases", lambda *_: list(answers))
-    monkeypatch.setattr(batch, "shown_node", lambda _: "a node")
+    monkeypatch.setattr(proofs_of_batches, "_Proof", proofs.proof)
+    monkeypatch.setattr(proofs_of_batches, "meeting_of", lambda node: True if node.lengths == "all" else None)
+    monkeypatch.setattr(proofs_of_batches, "_cases", lambda *_: list(answers))
+    monkeypatch.setattr(proofs_of_batches, "shown_node", lambda _: "a node")
     given: Any = "all"
-    result = batch._Attempt(given, {}).run(given)
+    result = proofs_of_batches._Attempt(given, {}).run(given)
     assert proofs.asked == asked and (result == found or found in str(result))
