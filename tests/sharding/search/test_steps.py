@@ -12,6 +12,7 @@ import pytest
 from sharding.rules.base import Option
 from sharding.search import states
 from sharding.search.problem import counted_weights
+from sharding.search.randomness import draws
 from sharding.search.steps import fits
 from sharding.slices.placement import PARTIAL, REPLICATED, Placement, Split
 
@@ -87,3 +88,27 @@ def test_a_step_takes_a_state_as_it_is_held(monkeypatch: pytest.MonkeyPatch) -> 
     assert states.settle(source, [step], [0], 2) == [0]
     none: Any = SimpleNamespace(state=[])
     assert states.settle(none, [step], [0], 2) == [0]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "training", "seed", "drawn"),
+    [
+        ("Dropout", None, None, False),
+        ("Dropout", [False], None, False),
+        ("Dropout", [True], None, True),
+        ("Dropout", [], None, True),  # only a run tells
+        ("Dropout", [True], 3.0, False),
+        ("RandomNormal", None, None, True),
+        ("RandomNormal", None, 3.0, False),
+        ("Relu", None, None, False),
+    ],
+)
+def test_what_draws_numbers_of_its_own(
+    op_type: str, training: list[bool] | None, seed: float | None, drawn: bool
+) -> None:
+    """Without a seed each rank would draw others."""
+    inputs = [ir.Value(name="x"), ir.Value(name="ratio")]
+    if training is not None:
+        inputs.append(ir.Value(name="training", const_value=ir.tensor(training[0]) if training else None))
+    attributes = [] if seed is None else [ir.AttrFloat32("seed", seed)]
+    assert draws(ir.Node("", op_type, inputs, attributes), {}) is drawn
