@@ -203,9 +203,15 @@ def _group_query(node: _Node) -> Found:
     if node.shape(1) is None and isinstance(width, int) and heads + 2 * pairs:
         width = width // (heads + 2 * pairs) * heads
     head = width // heads if isinstance(width, int) and heads else None
-    present = (query[0], pairs, None, head)
-    kinds = [node.type(index) if node.type(index) is not None else node.type(0) for index in (3, 4)]
-    return [(node.type(0), (query[0], query[1], width)), (kinds[0], present), (kinds[1], present)]
+    packed = node.number("kv_cache_bit_width") == 4  # two numbers lie in one byte
+    caches = [
+        (
+            node.type(index) if node.type(index) is not None else node.type(0),
+            (query[0], pairs, None, node.dim(index, -1) if packed else head),
+        )
+        for index in (3, 4)
+    ]
+    return [(node.type(0), (query[0], query[1], width)), *caches]
 
 
 def _sparse_attention(node: _Node) -> Found:

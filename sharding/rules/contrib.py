@@ -92,8 +92,7 @@ def gemm_fast_gelu(node: NodeView) -> list[Option]:
     last = last_axis(node)
     options = others(node, last)
     for blocks in node.blocks(weights[1]):
-        bias: dict[int, Placement] = {} if absent(node, 2) else {2: Split(0, blocks)}
-        options.append(option(node, {1: Split(1, blocks), **bias}, Split(last, blocks)))
+        options.append(option(node, {1: Split(1, blocks), 2: Split(0, blocks)}, Split(last, blocks)))
     return options
 
 

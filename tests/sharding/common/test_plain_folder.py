@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -101,3 +102,27 @@ def test_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/dev/null")
     with pytest.raises(OSError), plain_folder():
         pass
+
+
+@pytest.mark.timeout(60)
+def test_a_guard_that_another_process_keeps_is_ended(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child that was forked meanwhile holds the pipe by which the guard would notice the end."""
+    popen, kept = subprocess.Popen, list[int]()
+
+    def inherited(*arguments: Any, **more: Any) -> Any:
+        guard = popen(*arguments, **more)
+        assert guard.stdin is not None
+        kept.append(os.dup(guard.stdin.fileno()))
+        return guard
+
+    monkeypatch.setattr(subprocess, "Popen", inherited)
+    monkeypatch.setattr("sharding.common.plain_folder._PATIENCE", 0.05)
+    try:
+        with plain_folder() as folder:
+            assert guards(folder) == 1
+        assert not guards(folder) and not list(temporary.iterdir())
+    finally:
+        for descriptor in kept:
+            os.close(descriptor)

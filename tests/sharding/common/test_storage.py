@@ -116,3 +116,9 @@ def test_what_can_be_made_passes(tmp_path: Path) -> None:
     probe(tmp_path / "a" / "b" / "c")
     probe(tmp_path)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_path_that_is_too_long_by_all_its_parts(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as found:
+        probe(tmp_path.joinpath(*["x" * 200] * 30))
+    assert found.value.errno == errno.ENAMETOOLONG

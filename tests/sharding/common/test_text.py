@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sharding.common.text import human_bytes
+from sharding.common.text import human_bytes, parse_whole
 
 
 @pytest.mark.parametrize(
@@ -16,3 +16,14 @@ from sharding.common.text import human_bytes
 )  # fmt: skip
 def test_bytes_have_the_unit_that_a_person_would_choose(count: int, text: str) -> None:
     assert human_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("3", 3), ("9", 9), ("2", None), ("10", None), ("0" * 39 + "7", 7), ("0" * 40 + "7", None),
+        ("+7", None), ("-7", None), (" 7", None), ("7.0", None), ("0_7", None), ("٧", None), ("", None),
+    ],
+)  # fmt: skip
+def test_whole_numbers_are_digits_within_bounds(text: str, number: int | None) -> None:
+    assert parse_whole(text, 3, 9) == number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -17,8 +18,11 @@ from sharding.demands.device_specs import SpecError, read_spec, write_spec
 from sharding.demands.options import SliceOptions
 from sharding.errors import OutputError, SliceError
 from sharding.planning.plan import Plan, plan_model
+from sharding.rules.base import Option
+from sharding.rules.flow import FLOW
 from sharding.slices.mesh import Mesh, parse_mesh
 from sharding.slices.placement import REPLICATED, Placement, Split
+from sharding.writing import annotate as annotating
 from sharding.writing.annotate import annotate
 from tests.sharding import graphs, lockstep, merged_decoder
 from tests.sharding.graphs import array
@@ -429,3 +433,29 @@ def test_any_annotation_is_followed_or_refused(
         assert not (folder / "slices").exists()
         return
     lockstep.assert_same(folder / "slices", path, {"x": array(3, 16)})
+
+
+@pytest.mark.parametrize(
+    ("option", "path", "domain", "refused"),
+    [
+        (Option((REPLICATED,), (Split(0),)), ("then",), "", True),
+        (Option((Split(0),), (REPLICATED,)), ("then",), "", True),
+        (Option((REPLICATED,), (REPLICATED,)), ("then",), "", False),
+        (Option((REPLICATED,), (Split(0),)), (), "", False),
+        (Option((REPLICATED,), (Split(0),)), ("then",), FLOW, False),
+    ],
+)
+def test_what_is_cut_in_a_body_cannot_be_annotated(
+    option: Option, path: tuple[str, ...], domain: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its inputs or what it makes; the nodes that stand for its ends are no nodes of the file."""
+    node = ir.Node(domain, "Expand", [ir.Value(name="x")])
+    node.outputs[0].name = "made"
+    step = SimpleNamespace(node=node, options=[option])
+    plan: Any = SimpleNamespace(steps=[step], choices=[0], source=SimpleNamespace(path="m.onnx"))
+    monkeypatch.setattr(annotating, "paths", lambda _: [path])
+    if not refused:
+        annotating._check_bodies(plan)
+        return
+    with pytest.raises(OutputError, match="in the body of a control-flow"):
+        annotating._check_bodies(plan)

@@ -48,6 +48,21 @@ def test_a_plan_is_followed(tmp_path: Path, mesh: str) -> None:
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "plan.json").read_bytes()
 
 
+def test_stages_are_those_of_the_plan(tmp_path: Path) -> None:
+    """Also where they were moved by hand."""
+    path = graphs.mlp(tmp_path / "m.onnx")
+    options = SliceOptions(mesh=Mesh.of(pipeline=2), allow_replicated=True)
+    save_plan(plan_model(path, 2, options=options), tmp_path / "plan.json")
+    data = json.loads((tmp_path / "plan.json").read_text())
+    assert data["stages"] == {"b": 1}
+    for name in ("c", "b"):
+        data["stages"] = {name: 1}
+        (tmp_path / "plan.json").write_text(json.dumps(data))
+        plan = plan_model(path, 2, options=SliceOptions(plan=tmp_path / "plan.json", allow_replicated=True))
+        save_plan(plan, tmp_path / "again.json")
+        assert json.loads((tmp_path / "again.json").read_text())["stages"] == data["stages"]
+
+
 def test_another_choice_is_another_line(tmp_path: Path) -> None:
     """Plans are to be compared, and may be changed by hand."""
     path = graphs.mlp(tmp_path / "m.onnx", inner=48)

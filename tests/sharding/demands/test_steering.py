@@ -194,6 +194,7 @@ def test_columns_are_output_features(tmp_path: Path) -> None:
             '"layers.*.mlp.upp" matches no weight; the model\'s weights are named like',
         ),
         ("LAYERS.0.mlp.up: row", "matches no weight"),
+        ("zzz: row", "are named like 'model.layers.0.mlp.up.weight', 'model.layers.0.mlp.up.bias', 'model."),
         ("ayers.0.mlp.up: row", "matches no weight"),
         (
             "up: row\nlayers.1.mlp.up: column",
@@ -305,3 +306,15 @@ def test_features_of_each_factor(
     values = [ir.Value(name=f"x{place}", shape=ir.Shape([6, 6])) for place in range(8)]
     given = [ir.AttrInt64(name, number) for name, number in attributes.items()]
     assert feature_axes(ir.Node(domain, op, values, given), index) == axes
+
+
+@pytest.mark.parametrize(("index", "axes"), [(0, (0, 1)), (1, None), (2, None)])
+def test_features_of_what_is_made_of_the_first_input_alone(index: int, axes: tuple[int, int] | None) -> None:
+    """A scale or a zero point of a weight has none of its axes."""
+    values = [ir.Value(name=f"x{place}", shape=ir.Shape([6, 6])) for place in range(3)]
+    first = ir.Node("", "DequantizeLinear", values)
+    first.outputs[0].shape = ir.Shape([6, 6])
+    turned = ir.Node("", "Transpose", first.outputs)
+    turned.outputs[0].shape = ir.Shape([6, 6])
+    ir.Node("", "MatMul", [ir.Value(name="x"), turned.outputs[0]])
+    assert feature_axes(first, index) == axes

@@ -1,16 +1,22 @@
 """Open lengths that follow through operators: what is said of a shape is what ONNX Runtime gives it."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
 import sharding
+from sharding.graph.open_lengths import refine_inputs
+from sharding.graph.shape_values import known
+from sharding.graph.symbols import MADE_UP
 from sharding.graph.values import shape_of
 from sharding.reading.read import read_model
+from sharding.rules.products import length_of, product
 from sharding.slices.expressions import MARK
 from tests.sharding import graphs, lockstep
 
@@ -99,3 +105,57 @@ def test_resized_to_the_size_of_another(tmp_path: Path) -> None:
         sharding.slice_model(path, ranks, tmp_path / str(ranks))
         for shape in ((2, 3, 8, 6), (1, 3, 5, 7)):
             lockstep.assert_same(tmp_path / str(ranks), path, {"x": graphs.array(*shape)}, tolerance=1e-5)
+
+
+U = MADE_UP
+
+
+@pytest.mark.parametrize(
+    ("shape", "operator", "target", "found"),
+    [
+        # The rows of the matrix, wherever the axis is not a number already.
+        (["n", f"{U}1"], "MatMul", [5, 3], ["n", 5]),
+        (["n", "m"], "MatMul", [5, 3], ["n", 5]),
+        (["n", f"{U}1"], "MatMul", ["m", 3], ["n", "m"]),
+        (["n", "m"], "MatMul", ["k", 3], None),
+        (["n", 5], "MatMul", ["k", 3], None),
+        (["n", f"{U}1"], "MatMul", [5], None),
+        (["n", f"{U}1"], "MatMul", [f"{U}2", 3], None),
+        # As many elements as the shape that it is given.
+        (["n", f"{U}1", 4], "Reshape", ["n", 24], ["n", 6, 4]),
+        (["n", f"{U}1", 4], "Reshape", ["n", "m", 8], ["n", f"2{MARK}m", 4]),
+        (["n", None], "Reshape", ["n", 24], ["n", 24]),
+        (["n", f"{U}1"], "Reshape", ["n", -1], None),
+        (["n", f"{U}1"], "Reshape", ["n", 0], None),
+        (["n", f"{U}1", 5], "Reshape", ["n", 24], None),
+        (["n", f"{U}1"], "Reshape", None, None),
+        (["n", f"{U}1", f"{U}2"], "Reshape", ["n", 24], None),
+        (["n", 24], "Reshape", ["n", 24], None),
+    ],
+)
+def test_lengths_that_a_reader_demands(
+    shape: list[Any], operator: str, target: list[Any] | None, found: list[Any] | None
+) -> None:
+    value, other = ir.Value(name="v", shape=ir.Shape(shape)), ir.Value(name="w")
+    if operator == "MatMul":
+        other.shape = ir.Shape(target)
+    node = ir.Node("", operator, [value, other])
+    changed = refine_inputs(node, lambda _: None if target is None else known(target))
+    assert changed == (set() if found is None else {value})
+    assert value.shape == ir.Shape(shape if found is None else found)
+
+
+@pytest.mark.parametrize(("steps", "found"), [(0, True), (3, True), (4, False)])
+def test_scores_are_as_long_as_without_their_mask(steps: int, found: bool) -> None:
+    """Where two axes are open: by the nodes before, a few of them, that take each element by itself."""
+    scores = ir.Value(name="s", shape=ir.Shape(["batch", "seq", "seq"]))
+    mask = ir.Value(name="m", shape=ir.Shape(["rows", 1, "keys"]))
+    value, vague = scores, ir.Shape(["batch", f"{U}1", f"{U}2"])
+    for place in range(steps + 1):
+        inputs = [value, mask] if place == 0 else [value]
+        (value,) = ir.Node("", "Neg" if place else "Add", inputs).outputs
+        value.shape = vague
+    target = known(["batch", length_of(product(["seq", "seq"]))])
+    changed = refine_inputs(ir.Node("", "Reshape", [value, ir.Value(name="to")]), lambda _: target)
+    assert changed == ({value} if found else set())
+    assert value.shape == (scores.shape if found else vague)

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sharding.errors import ModelError
-from sharding.importers.checkpoints import kind_of, open_checkpoint
+from sharding.importers.checkpoints import kind_of, open_checkpoint, torch_file
 from sharding.onnx_files.protobuf import field, varint
 
 DATA = Path(__file__).parents[2] / "data" / "checkpoints" / "lenet5"
@@ -393,6 +393,13 @@ class TestTorch:
                     assert found[name].astype(np.float32).tolist() == [1.5, -2]
                 else:
                     np.testing.assert_array_equal(found[name], tensor.numpy())
+
+    def test_tensors_of_the_newer_format_stay_in_the_file(self, torch: Any, tmp_path: Path) -> None:
+        path = tmp_path / "w.pt"
+        torch.save({"a": torch.randn(300, 400)}, path)
+        read = torch_file.read(path)
+        assert str(path) in Path("/proc/self/maps").read_text()
+        assert read.entries["a"].shape == (300, 400)
 
     @pytest.mark.parametrize("new", [True, False])
     def test_pickles_are_never_run(self, torch: Any, tmp_path: Path, new: bool) -> None:

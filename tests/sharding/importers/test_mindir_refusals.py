@@ -13,6 +13,7 @@ from sharding.common.encryption import Key
 from sharding.errors import ModelError, OutputError
 from sharding.importers import format_of, import_model
 from sharding.importers.mindir.schema import messages
+from sharding.importers.mindir.tracing.effects import PERSISTENT
 from sharding.importers.write import write_onnx
 from tests.sharding.importers import mindir_mutations
 from tests.sharding.importers.mindir_files import File
@@ -392,3 +393,55 @@ def test_fewer_segments_than_none(kind: str, tmp_path: Path) -> None:
 def test_a_name_that_is_too_long_ends_with_a_sentence() -> None:
     with pytest.raises(ModelError, match=r"\.onnx cannot be read: File name too long"):
         format_of("a" * 300 + ".onnx")
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "refuses"),
+    [
+        ("ReLU", {}, False),
+        ("ReLU", {"side_effect_mem": False}, False),
+        ("ReLU", {"side_effect_mem": True}, True),
+        ("ExpandDimsView", {"side_effect_mem": True}, False),
+        ("InplaceAnything", {}, True),
+        ("ScatterAddOfTomorrow", {}, True),
+    ],
+)
+def test_what_says_that_it_changes_weights(
+    kind: str, settings: dict[str, Any], refuses: bool, tmp_path: Path
+) -> None:
+    file = File()
+    graph = file.graph("main", ("x", *F))
+    more, shape = ([graph.const(0)], [1, 3]) if kind == "ExpandDimsView" else ([], [3])
+    graph.gives(graph.prim(kind, graph["x"], *more, types=(("float32", shape),), **settings))
+    path = file.save(tmp_path / "writes.mindir")
+    if refuses:
+        assert f"{kind}: {PERSISTENT}" in refused(path)
+    else:
+        import_model(path)
+
+
+def test_nothing_is_no_number(tmp_path: Path) -> None:
+    file = File()
+    graph = file.graph("main", ("x", *F))
+    graph.gives(graph.prim("Add", graph["x"], graph.const(None), types=(F,)))
+    assert "expected a tensor or a number, found None" in refused(file.save(tmp_path / "none.mindir"))
+
+
+def test_weights_of_an_open_length(tmp_path: Path) -> None:
+    file = File()
+    graph = file.graph("main", ("x", *F))
+    graph.gives(graph.prim("Add", graph["x"], graph.weight("w", np.ones(3, np.float32)), types=(F,)))
+    file.model.graph.parameter[0].dims[:] = [-1]
+    assert "it holds data but its shape is not known" in refused(file.save(tmp_path / "open.mindir"))
+
+
+@pytest.mark.parametrize(("x", "w"), [([2, 1, -1], [7, 16]), ([2, 1, 3], [7, -1])])
+def test_recurrent_weights_of_an_open_length(x: list[int], w: list[int], tmp_path: Path) -> None:
+    file = File()
+    inputs = (("x", "float32", x), ("w", "float32", w), ("b", "float32", [16]))
+    graph = file.graph("main", *inputs)
+    found = graph.prim(
+        "DynamicRNN", *(graph[name] for name, _, _ in inputs), types=(("float32", [2, 1, 4]),) * 8
+    )
+    graph.gives(graph.prim("TupleGetItem", found, graph.const(0), types=(("float32", [2, 1, 4]),)))
+    assert "the weight's shape must be known" in refused(file.save(tmp_path / "open.mindir"))

@@ -1,6 +1,7 @@
 """The batch is cut only where its rows are proved to be computed apart, and then the result is the same."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from ranks.run import executor
 from sharding.demands.options import SliceOptions
 from sharding.errors import SliceError
 from sharding.graph.symbols import shown_shape
+from sharding.pipeline import batch as proofs_of_batches
 from sharding.pipeline.batch import batch_axes
 from sharding.reading.read import read_model
 from sharding.slices.batch import BatchAxes
@@ -426,3 +428,42 @@ def test_an_expression_of_a_sum_is_as_long_as_the_sum_makes_it(tmp_path: Path) -
     found = _found(tmp_path, f"g ({inputs}) => (float[n, 4] z, float[n, total] y) {{ {NUMBERS} {nodes} }}")
     assert isinstance(found, BatchAxes), found
     assert found.lengths == {"total": "p + s", "total + 1": "total + 1"}
+
+
+class _Proofs:
+    """Proofs whose ends are given, of lengths that two nodes may want to be equal."""
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers, self.asked = answers, list[str]()
+
+    def proof(self, _: object, __: object, lengths: Any) -> Any:
+        def run() -> Any:
+            self.asked.append(lengths)
+            return self.answers[lengths]
+
+        node = SimpleNamespace(domain="", lengths=lengths)
+        return SimpleNamespace(whole=SimpleNamespace(model=SimpleNamespace(graph=[node])), run=run)
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked", "found"),
+    [
+        ({"equal": BatchAxes({"x": 0}), "one": "no", "other": BatchAxes()}, ["equal", "one"], "no"),
+        ({"equal": "none", "one": "no", "other": BatchAxes()}, ["equal"], "none"),
+        ({"equal": BatchAxes(), "other": BatchAxes({"x": 1})}, ["equal", "other"], BatchAxes({"x": 1})),
+        ({}, [], "not known"),
+        ({str(i): BatchAxes() for i in range(proofs_of_batches.MAX_CASES)}, [], "not known"),
+    ],
+)
+def test_each_way_in_which_lengths_go_together_is_proved(
+    answers: dict[str, Any], asked: list[str], found: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that fails ends it, whatever is proved of the others."""
+    proofs = _Proofs(answers)
+    monkeypatch.setattr(proofs_of_batches, "_Proof", proofs.proof)
+    monkeypatch.setattr(proofs_of_batches, "meeting_of", lambda node: True if node.lengths == "all" else None)
+    monkeypatch.setattr(proofs_of_batches, "_cases", lambda *_: list(answers))
+    monkeypatch.setattr(proofs_of_batches, "shown_node", lambda _: "a node")
+    given: Any = "all"
+    result = proofs_of_batches._Attempt(given, {}).run(given)
+    assert proofs.asked == asked and (result == found or found in str(result))

@@ -1,9 +1,11 @@
 """Lengths that plans are made for: what a user says, and one new token where a model has a cache."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import sharding
@@ -150,3 +152,20 @@ def test_a_batch_counts_as_one_wherever_its_axis_is(tmp_path: Path) -> None:
         sizes.elements(value) for value in (source.model.graph.inputs[0], source.model.graph.outputs[0])
     ] == [40, 40]
     assert np.prod([sizes.length(axis) for axis in ("time", 3, None)]) == 5 * 3 * 64
+
+
+@pytest.mark.parametrize(("domain", "cache"), [("", True), ("com.example.", False)])
+def test_a_cache_may_be_moved_before_it_is_lengthened(tmp_path: Path, domain: str, cache: bool) -> None:
+    """By standard operators, of which that is known."""
+    text = f"""g (float[batch, new, 16] x, float[batch, 2, old, 16] kept)
+    => (float[batch, new, 16] y, float[batch, all, 2, 16] longer) {{
+      turned = {domain}Transpose<perm = [0, 2, 1, 3]>(kept) half = Cast<to = 1>(turned)
+      two = Unsqueeze(x, at) both = Concat<axis = 2>(two, two)
+      longer = Concat<axis = 1>(half, both) y = Identity(x)
+    }}"""
+    model = graphs.model(text, {"at": np.asarray([2])})
+    if domain:
+        model.opset_import.add(domain="com.example", version=1)
+    source = read_model(graphs.mlp(tmp_path / "m.onnx"))
+    source = replace(source, model=ir.serde.deserialize_model(model))
+    assert dict(expected_sizes(source, {}).lengths) == ({"new": 1} if cache else {})

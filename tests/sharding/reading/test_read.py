@@ -240,6 +240,20 @@ def test_initializers_listed_as_inputs_are_no_inputs(tmp_path: Path) -> None:
     assert onnx.load(tmp_path / "out/rank_0.onnx").ir_version >= 4
 
 
+@pytest.mark.parametrize(("version", "inputs"), [(3, ["x"]), (4, ["x", "w1"]), (9, ["x", "w1"])])
+def test_some_initializers_listed_as_inputs_have_defaults(
+    tmp_path: Path, version: int, inputs: list[str]
+) -> None:
+    """From IR version 4 on; before, all had to be listed."""
+    path = graphs.mlp(tmp_path / "model.onnx")
+    model = onnx.load(path)
+    model.ir_version = version
+    (item,) = (item for item in model.graph.initializer if item.name == "w1")
+    model.graph.input.append(onnx.helper.make_tensor_value_info(item.name, item.data_type, item.dims))
+    onnx.save(model, path)
+    assert [value.name for value in read_model(path).model.graph.inputs] == inputs
+
+
 @pytest.mark.parametrize("ranks", [0, -1, 1.0, "2", True, None, 10**9])
 def test_an_impossible_number_of_ranks_is_refused(tmp_path: Path, ranks: object) -> None:
     with pytest.raises(SliceError, match="must be a whole number from 1 to"):

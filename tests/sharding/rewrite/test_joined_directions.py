@@ -172,9 +172,10 @@ def test_last_states_that_the_model_returns(tmp_path: Path, backward: str) -> No
     assert _directions(_on_two(model, tmp_path / "slices")) == [b"forward"]
 
 
-@pytest.mark.parametrize("backward", [REVERSED, DIRECTION], ids=["reversed", "direction"])
-def test_states_that_the_model_returns_stay(tmp_path: Path, backward: str) -> None:
-    alone = "ub" if backward == REVERSED else "vb"
+@pytest.mark.parametrize(
+    ("backward", "alone"), [(REVERSED, "ub"), (REVERSED, "vb"), (DIRECTION, "vb"), (DIRECTION, "vf")]
+)
+def test_states_that_the_model_returns_stay(tmp_path: Path, backward: str, alone: str) -> None:
     model = _saved(tmp_path, "GRU", backward, "h = Identity(lb)", f"{BOTH}, float[time, batch, 8] {alone}")
     assert len(_on_two(model, tmp_path / "slices")) == 2
     assert b"bidirectional" not in _directions(_read(model))

@@ -1,14 +1,17 @@
 """Batch and heads merged into one axis: heads are cut as if they were not, and the answer stays the same."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
 import sharding
+from sharding.graph.shape_values import known
 from sharding.graph.values import shape_of
 from sharding.reading.read import read_model
+from sharding.rewrite.merged_axes import _repeated
 from tests.sharding import graphs, lockstep
 
 HEADS, SIZE, WIDTH = 8, 4, 32
@@ -433,3 +436,24 @@ def test_operators_with_the_axes_apart(tmp_path: Path, operator: str, fixed: boo
 def _float_shapes(path: Path) -> list[tuple[int | str | None, ...]]:
     values = [value for node in read_model(path).model.graph for value in node.outputs]
     return [shape_of(v) or () for v in values if v.dtype is not None and v.dtype.name == "FLOAT"]
+
+
+@pytest.mark.parametrize(
+    ("source", "times", "axis"),
+    [
+        (["n", 4, 5], [1, 3, 1], 1),
+        (["n", 4, 5], [1, "m", 1], 1),
+        (["n", 1, 5], [1, 3, 1], None),  # nothing is merged with an axis of length 1
+        (["n", 4, 5], [3, 1, 1], None),
+        (["n", 4, 5], [1, 3, 3], None),
+        (["n", 4, 5], [1, 1, 1], None),
+        (["n", 4, 5], [1, None, 1], None),
+        (["n", 4, 5], [1, 3], None),
+        (["n", 4, 5], None, None),
+    ],
+)
+def test_an_axis_that_is_repeated(source: list[Any], times: list[Any] | None, axis: int | None) -> None:
+    found = _repeated(source, None if times is None else known(times))
+    assert (None if found is None else (found.axis, found.outer, found.inner)) == (
+        None if axis is None or times is None else (axis, times[axis], source[axis])
+    )

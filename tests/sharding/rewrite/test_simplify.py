@@ -250,6 +250,31 @@ def test_what_is_assigned_has_the_shape_of_its_places(
     assert ("ScatterND" not in [node.op_type for node in graph]) is simple
 
 
+@pytest.mark.parametrize("taken", ["weight", "input", "result", None])
+def test_names_of_what_is_joined_are_free(taken: str | None) -> None:
+    text = """g (float[4, 16] x, float[4, 16] v, float[2] input) => (float[4, 16] y, float[2] result)
+    <int64[4, 16] e0, int64[4, 16] e1, int64[4, 16, 2] index> {
+      result = Add(input, weight) e0 = Expand(rows, grid) e1 = Expand(columns, grid)
+      f0 = Unsqueeze(e0, end) f1 = Unsqueeze(e1, end)
+      index = Concat<axis = -1>(f0, f1) y = ScatterND(x, index, v) }"""
+    weights = {
+        "rows": np.arange(4).reshape(-1, 1),
+        "columns": np.arange(16),
+        "grid": np.asarray([4, 16]),
+        "end": np.asarray([-1]),
+        "weight": graphs.array(2),
+    }
+    model = graphs.model(text, weights)
+    for item in (*model.graph.initializer, *model.graph.input, *model.graph.output):
+        item.name = "y/kept0" if item.name == taken else item.name
+    node = model.graph.node[0]
+    node.input[:] = ["y/kept0" if name == taken else name for name in node.input]
+    node.output[:] = ["y/kept0" if name == taken else name for name in node.output]
+    graph = ir.serde.deserialize_model(model).graph
+    simplify(graph, 18)
+    assert ("ScatterND" in [node.op_type for node in graph]) is (taken is not None)
+
+
 def test_names_are_looked_at_only_where_something_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else many ScatterND would take the square of their number."""
     asked = 0

@@ -55,3 +55,31 @@ def test_a_slice_has_a_start_and_an_end_for_each_axis(axes: list[int], cut: set[
     options = RULES["", "Slice"](_view("Slice", "", shapes, constants=[None, *numbers]))
     found = [option.inputs[0] for option in options]
     assert {item.axis for item in found if isinstance(item, Split) and item.blocks == 1} == cut
+
+
+def test_what_is_repeated_no_time_is_not_cut() -> None:
+    """An axis that becomes empty; the other is cut as it would be."""
+    options = RULES["", "Tile"](_view("Tile", "", [[4, 4], [2]], constants=[None, np.asarray([0, 3])]))
+    found = {(option.inputs[0], option.outputs[0]) for option in options}
+    assert {pair for pair in found if isinstance(pair[0], Split)} == {(Split(1), Split(1, 3))}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "cut"), [([[4, 6], [6, 8]], True), ([None, [6, 8]], False), ([[4, 6], None], False)]
+)
+def test_a_product_of_unknown_factors_is_not_cut(shapes: list[list[int] | None], cut: bool) -> None:
+    more: list[list[int] | None] = [[8], [8], [8]]
+    view = _view(
+        "DynamicQuantizeMatMul", "com.microsoft", [*shapes, *more], present=[True] * 5, output_shapes=[[4, 8]]
+    )
+    assert bool(RULES["com.microsoft", "DynamicQuantizeMatMul"](view)) is cut
+
+
+@pytest.mark.parametrize(("width", "cut"), [(128, True), (132, False), (None, False)])
+def test_packed_heads_are_equally_wide(width: int | None, cut: bool) -> None:
+    """Four heads of queries, two of keys and two of values."""
+    shapes: list[list[int] | None] = [[3, 1, width], None, None, None, None, [3], []]  # type: ignore[list-item]
+    attributes = {"num_heads": 4, "kv_num_heads": 2}
+    made = [[3, 1, 64], [3, 2, 7, 16], [3, 2, 7, 16]]
+    view = _view("GroupQueryAttention", "com.microsoft", shapes, attributes=attributes, output_shapes=made)
+    assert bool(RULES["com.microsoft", "GroupQueryAttention"](view)) is cut

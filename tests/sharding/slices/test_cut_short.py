@@ -112,6 +112,22 @@ def test_threads_that_read_other_files_are_not_blamed(file: Path, tmp_path: Path
         WHOLE_FILES.check()
 
 
+def test_a_thread_that_began_later_keeps_its_reading_when_this_one_ends(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"\1" * (1 << 16))
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(ModelError, match=f"{file} {SENTENCE}"), WHOLE_FILES:
+            pool.submit(WHOLE_FILES.__enter__).result()
+            data = np.memmap(file, np.uint8, "r")
+            os.truncate(file, 0)
+            assert data.sum() == 0
+        data = pool.submit(np.memmap, other, np.uint8, "r").result()
+        os.truncate(other, 0)
+        assert pool.submit(data.sum).result() == 0
+        with pytest.raises(ModelError, match=f"{other} {SENTENCE}"):
+            pool.submit(WHOLE_FILES.__exit__, None, None, None).result()
+
+
 @pytest.mark.parametrize("inside", [True, False], ids=["while files are read", "else"])
 @pytest.mark.parametrize("cause", ["sent", "memory", "thread", "descriptors"])
 def test_other_bus_errors_end_the_process(inside: bool, cause: str, tmp_path: Path) -> None:

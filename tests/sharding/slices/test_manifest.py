@@ -18,6 +18,7 @@ from sharding.slices import manifest as manifests
 from sharding.slices.batch import BatchAxes
 from sharding.slices.mesh import Mesh
 from sharding.slices.never_empty import NeverEmpty
+from sharding.slices.state import StatePair
 
 DIGEST = "0" * 64
 
@@ -88,6 +89,24 @@ def test_inputs_of_any_number_of_axes(tmp_path: Path) -> None:
         assert wrong != text
         (tmp_path / manifests.FILE_NAME).write_text(wrong, "utf-8")
         with pytest.raises(ShardError, match=message):
+            manifests.read_manifest(tmp_path)
+
+
+def test_state_of_any_number_of_axes(tmp_path: Path) -> None:
+    """Its axis cannot be checked; that of a tensor with three axes is."""
+    entries = tuple(
+        manifests.TensorEntry(name, "float32", (), open_rank=True) for name in ("past", "present")
+    )
+    state = (StatePair("past", "present", 3, "append"),)
+    free = dataclasses.replace(
+        example(), inputs=entries[:1], outputs=entries[1:], batch=BatchAxes(), state=state
+    )
+    manifests.write_manifest(tmp_path, free)
+    assert manifests.read_manifest(tmp_path) == free
+    for key in ("inputs", "outputs"):
+        known = dataclasses.replace(getattr(free, key)[0], shape=(1, 2, 3), open_rank=False)
+        manifests.write_manifest(tmp_path, dataclasses.replace(free, **{key: (known,)}))
+        with pytest.raises(ShardError, match=r"state\[0\]\.axis must be an axis of"):
             manifests.read_manifest(tmp_path)
 
 

@@ -344,6 +344,40 @@ def test_use_alone_tells_a_cache() -> None:
     assert find(inputs, outputs, unused) == ()
 
 
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ([("", "Transpose", ["a"], ["turned"]), ("", "Shape", ["turned"], ["length"])], True),
+        ([("", "Slice", ["a", "from", "to"], ["part"]), ("", "Relu", ["part"], ["other"])], False),
+        ([("", "Concat", ["a", "new"], ["another"])], False),
+        ([(MS, "Identity", ["a"], ["other"])], False),
+        ([("", "Identity", ["a"], ["other"])], False),
+        ([("", "Identity", ["a"], ["moved"]), ("", "Identity", ["moved"], ["other"])], False),
+    ],
+)
+def test_what_else_reads_a_cache_that_use_alone_tells(more: list[Any], kept: bool) -> None:
+    """Its length alone may be asked for: what anything computes of its elements, joins elsewhere or gives out
+    is a model that needs them for more."""
+    nodes = [("", "Concat", ["a", "new"], ["p"]), ("", "MatMul", ["q", "p"], ["y"]), *more]
+    inputs, outputs = [value("a", GROWS[0])], [value("y", ["b", 3]), value("p", GROWS[1]), value("other", [])]
+    assert find(inputs, outputs, nodes) == ((StatePair("a", "p", 2, "append"),) if kept else ())
+
+
+@pytest.mark.parametrize(
+    ("reader", "used"),
+    [
+        (("", "Transpose", ["p"], ["y"]), False),
+        (("", "Transpose", ["p"], ["inner"]), True),
+        ((MS, "Transpose", ["p"], ["y"]), True),
+        (("", "Softmax", ["p"], ["y"]), True),
+    ],
+)
+def test_what_only_moves_to_an_output_is_no_use_of_it(reader: Any, used: bool) -> None:
+    nodes = [("", "Concat", ["a", "new"], ["p"]), reader]
+    inputs, outputs = [value("a", GROWS[0])], [value("y", ["b", 3]), value("p", GROWS[1])]
+    assert find(inputs, outputs, nodes) == ((StatePair("a", "p", 2, "append"),) if used else ())
+
+
 def test_the_graph_overrules_names() -> None:
     """What a name pairs with one output is carried on to another."""
     before, after = GROWS

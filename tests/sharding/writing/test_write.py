@@ -393,6 +393,21 @@ def test_a_file_system_without_locks_is_written_to(tmp_path: Path, monkeypatch: 
     assert [item.name for item in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.parametrize("number", [0, errno.ENOLCK])
+def test_a_free_lock_is_asked_for_once(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def flock(descriptor: int, how: int) -> None:
+        asked.append(how)
+        if number:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(folder, "_LOCK_SECONDS", 0.05)
+    folder.check_output(tmp_path / "out")
+    assert asked == [fcntl.LOCK_EX | fcntl.LOCK_NB]
+
+
 def _whole_and_split(path: Path) -> Path:
     """A product whose weight is split, and one whose 7 x 301 elements no 2 ranks can split."""
     text = "g (float[n, 7] x) => (float[n, 512] y) { a = MatMul(x, odd) b = Relu(a) y = MatMul(b, even) }"
