@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,3 +109,31 @@ def test_who_computes_and_who_waits() -> None:
         until(lambda: processes.status(child) is None)  # which nobody has waited for yet
         os.waitpid(child, 0)
     assert not processes.is_running(child)
+
+
+def test_what_is_known_of_a_process() -> None:
+    """Its name may hold what stands around names; how it ended is known until somebody waits for it."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        Path("/proc/self/comm").write_text("a) R (b", encoding="ascii")
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(3)
+    try:
+        until(lambda: (found := processes.status(child)) and found.name == "a) R (b")
+        found = processes.status(child)
+        assert found is not None and found.parent == os.getpid() and not found.stopped
+        assert processes.left_with(child) is None
+        os.kill(child, signal.SIGSTOP)
+        until(lambda: (now := processes.status(child)) and now.stopped)
+        os.kill(child, signal.SIGCONT)
+        until(lambda: (now := processes.status(child)) and not now.stopped)
+        assert found.same(processes.status(child)) and not found.same(processes.status(os.getpid()))
+    finally:
+        os.close(writer)
+        os.close(reader)
+        until(lambda: processes.status(child) is None)
+        left = processes.left_with(child)
+        assert os.waitpid(child, 0) == (child, left)
+    assert os.waitstatus_to_exitcode(left) == 3 and processes.left_with(child) is None
