@@ -15,6 +15,7 @@ import pytest
 
 from ranks.common import processes
 from ranks.common.processes import Groups
+from ranks.talk.connect import adopt_orphans
 from tests.launcher.processes import wait_until
 from tests.ranks.threads import until
 
@@ -137,3 +138,25 @@ def test_what_is_known_of_a_process() -> None:
         left = processes.left_with(child)
         assert os.waitpid(child, 0) == (child, left)
     assert os.waitstatus_to_exitcode(left) == 3 and processes.left_with(child) is None
+
+
+def test_what_descendants_leave_is_adopted() -> None:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            adopt_orphans()
+            if (between := os.fork()) == 0:
+                between = os.getpid()
+                if os.fork() == 0:
+                    until(lambda: os.getppid() != between)
+                    os.write(writer, str(os.getppid()).encode())
+                os._exit(0)
+            os.waitpid(between, 0)
+            os.waitpid(-1, 0)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    assert os.read(reader, 20) == str(child).encode()
+    os.close(reader)
+    os.waitpid(child, 0)

@@ -13,7 +13,7 @@ from ranks import Model, ModelType
 from ranks.errors import ModelError, ShardrunError
 from ranks.run import executor
 from ranks.run.rank_model import RankModel
-from ranks.run.steps import sequences
+from ranks.run.steps import runner, sequences
 from ranks.state.rows import Batch
 from sharding import slice_model
 from tests.ranks import state_models
@@ -400,3 +400,17 @@ def test_an_interrupted_step_ends_its_session_alone(
     batch.join([other])
     ids = np.array([4])
     assert close(batch.step(ids), plain.step(ids.reshape(1, 1)))
+
+
+def test_shapes_that_were_seen_long_ago_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a text of every length would cost memory for ever. Steps are right all the same."""
+    monkeypatch.setattr(runner, "MAX_SEEN", 3)
+    state_models.FORMS["joined"](tmp_path / "m.onnx")
+    model = executor.load(tmp_path / "m.onnx", threads=1)
+    for length in (*range(1, 7), 1, 2, 1, 2):
+        plain = Plain(tmp_path / "m.onnx", 1)
+        with model.session() as session:
+            for array in state_models.steps("joined", (length, 1), 1):
+                assert close(session.predict({"input_ids": array}), plain.step(array))
