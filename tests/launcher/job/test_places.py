@@ -19,7 +19,7 @@ from launcher.group.starting import _on_hosts, _say_not_used
 from launcher.job.job_file import read_job_file
 from launcher.job.places import allocation
 from launcher.job.places.host_list import parse_hosts, read_hostfile
-from launcher.job.places.placement import Placement, Places, parse_variables, parse_words
+from launcher.job.places.placement import Placement, Places, parse_bind, parse_variables, parse_words
 from launcher.job.rank_table import make_rank_table
 from launcher.job.start_arguments import Start, rank_environment
 from sharding.common.ranges import in_ranges, parse_ranges
@@ -395,3 +395,16 @@ def test_many_ranks_of_one_host() -> None:
 def test_a_host_is_named_once_in_long_lists_too() -> None:
     with pytest.raises(ConfigError, match="expected each host once, found h7 twice"):
         parse_hosts(",".join([f"h{n}" for n in range(2000)] + ["h7"]))
+
+
+@pytest.mark.parametrize("text", ["none", "cores", "numa", "0-7", "0-3/4-7"])
+def test_what_binds_ranks(text: str) -> None:
+    assert parse_bind(text) == text
+
+
+@pytest.mark.parametrize("text", ["", "core", "0-", "7-0", "0-3/", "a"])
+def test_what_binds_no_ranks(text: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"expected none, cores, numa, or a list of cores such as .*, found"
+    ):
+        parse_bind(text)

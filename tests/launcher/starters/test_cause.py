@@ -59,6 +59,7 @@ def test_echoes_of_a_rank_of_which_nothing_is_known(
         ([ended(0, KILLED, heard=True), ended(1, -signal.SIGSEGV)], [], [0], 1),
         ([Trouble(0, "h"), ended(1, -signal.SIGSEGV)], [], [], 1),
         ([Trouble(0, "h"), ended(1, -signal.SIGTERM)], [], [], 0),
+        ([Trouble(0, "h"), Trouble(1, "h", OWN, Ended(1, -signal.SIGSEGV))], [], [], 0),  # it had said why
         ([ended(0, 3, why=ITSELF), ended(1, 3)], [0], [], 0),
     ],
 )

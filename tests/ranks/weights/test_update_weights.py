@@ -377,7 +377,7 @@ def test_an_update_that_cannot_be_computed_changes_nothing(tmp_path: Path) -> No
 )
 def test_names_that_are_no_weights(name: str, words: str, tmp_path: Path) -> None:
     case = Case(
-        "few = Constant<value_floats = [1.0, 2.0]>() h = MatMul(x, weights) y = Relu(h) unused = Identity(text)",
+        "few = Constant<value_floats = [1.0, 2.0]>() h = MatMul(x, weights) y = Relu(h) z = Identity(text)",
         {"weights": numbers(4, 5), "text": np.array(["a"], object)},
         (),
     )
