@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +17,7 @@ from launcher.errors import ConfigError, LaunchError
 from launcher.job.cache import sliced
 from launcher.job.job import Job
 from launcher.serving import opening
+from launcher.serving.access import ACCESS, client_log
 from launcher.serving.kserve.routes import is_ready
 from launcher.serving.kserve.tensors import described, from_bytes, to_bytes
 from launcher.serving.limits import ServeLimits
@@ -151,3 +153,16 @@ def test_texts_as_bytes() -> None:
             from_bytes(data, OBJECT, shape)
     with pytest.raises(RefusalError, match="expected texts in UTF-8"):
         from_bytes(short + b"\xff", OBJECT, (1,))
+
+
+def test_a_log_of_requests_is_written_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logging.getLogger(ACCESS)
+    before = log.handlers[:], log.level, log.propagate
+    try:
+        client_log()
+        log.info('{"status": 200}')
+        log.debug("nothing")
+    finally:
+        log.handlers[:], log.level, log.propagate = before
+        log.setLevel(log.level)  # what is known of levels is forgotten
+    assert capsys.readouterr() == ("", '{"status": 200}\n')

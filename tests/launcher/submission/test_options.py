@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from launcher.errors import ConfigError
+from launcher.job.job import Job
+from launcher.submission.base import Submission
 from launcher.submission.options import SUBMIT, Gpus, SubmitOptions, parse_gpus, parse_time, written_time
 
 HOUR, DAY = 3600, 86400
@@ -82,3 +86,13 @@ def test_what_is_given() -> None:
         {"nodes": 2, "directives": ["--b"], "x": 1}
     )
     assert options.given == ["time", "nodes", "directives"] and options.directives == ("--b",)
+
+
+def test_the_name_of_a_job() -> None:
+    def name(model: str | None, given: str | None = None) -> str:
+        job = Job(model=None if model is None else Path(model))
+        return Submission(job, 2, SubmitOptions(name=given)).name
+
+    assert name("/a/My Model_v2.onnx") == "my-model-v2" and name("m.onnx", "other") == "other"
+    assert name(None) == name("__.onnx") == "shardrun"
+    assert name("a" * 39 + "-b.onnx") == "a" * 39

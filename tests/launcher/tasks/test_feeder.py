@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import queue
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from launcher.errors import ConfigError, RankFailedError
 from launcher.tasks.batched_prompts import Feeder
-from launcher.tasks.prompts import Prompt
+from launcher.tasks.prompts import Prompt, Prompts
 from tests.ranks.threads import until
 
 
@@ -81,3 +83,12 @@ def test_what_is_wrong_with_a_prompt() -> None:
         next(given)
     found = list(feeder(Engine(), iter(prompts), keep_going=True).each())
     assert [str(item.fault) for item in found] == ["None", "line 2: too long", "None"]
+
+
+def test_a_mark_at_the_beginning_of_a_file_is_no_part_of_a_prompt(tmp_path: Path) -> None:
+    """As editors of Windows write it. Anywhere else it is text."""
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(codecs.BOM_UTF8 + b"first\n\n" + codecs.BOM_UTF8 + b"second\n")
+    assert [prompt.text for prompt in Prompts(file=str(path))] == ["first", "\ufeffsecond"]
+    path.write_bytes(codecs.BOM_UTF8 + b'{"ids": [1, 2]}\n')
+    assert [prompt.ids for prompt in Prompts(file=str(path))] == [[1, 2]]
