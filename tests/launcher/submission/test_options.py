@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher.errors import ConfigError
 from launcher.job.job import Job
 from launcher.submission.base import Submission
+from launcher.submission.manifests import as_yaml
 from launcher.submission.options import SUBMIT, Gpus, SubmitOptions, parse_gpus, parse_time, written_time
 
 HOUR, DAY = 3600, 86400
@@ -96,3 +98,15 @@ def test_the_name_of_a_job() -> None:
     assert name("/a/My Model_v2.onnx") == "my-model-v2" and name("m.onnx", "other") == "other"
     assert name(None) == name("__.onnx") == "shardrun"
     assert name("a" * 39 + "-b.onnx") == "a" * 39
+
+
+def test_manifests_hold_no_references_and_no_words_that_are_more_than_texts() -> None:
+    """Which kubectl's YAML would take for truth values and numbers, and many tools do not follow."""
+    shared = {"a": ["y", "1e3", "no", "plain", "", "0x1f", "null", "ä: b"]}
+    objects = [{"one": shared, "two": shared, "number": 3, "truth": True}, {"three": shared["a"]}]
+    text = as_yaml(objects)
+    assert "&" not in text and "*" not in text
+    assert list(yaml.safe_load_all(text)) == objects
+    for word in ("y", "1e3", "no", "0x1f", "null"):
+        assert f'- "{word}"\n' in text
+    assert "- plain\n" in text
