@@ -160,3 +160,27 @@ def test_what_descendants_leave_is_adopted() -> None:
     assert os.read(reader, 20) == str(child).encode()
     os.close(reader)
     os.waitpid(child, 0)
+
+
+def test_what_threads_have_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for a processor counts for threads that work alone; ``7`` does not count at all."""
+    threads = {5: (b"R", b"2000000000 1000000000 9", b""), 6: (b"S", b"3000000000 500000000 9", b"pipe_write")}
+    threads[7] = (b"D", b"90000000000 0 9", b"")
+    for number in threads:
+        (tmp_path / str(number)).mkdir()
+
+    def text(path: str) -> bytes:
+        state, times, place = threads[int(Path(path).parent.name)]
+        stat = b"5 (a) b) %s 1 " % state + b"0 " * 9 + b"40 2 " + b"0 " * 20
+        found = {"stat": stat, "schedstat": times, "wchan": place}[Path(path).name]
+        if not found:
+            raise FileNotFoundError
+        return found
+
+    monkeypatch.setattr(processes, "_text", text)
+    monkeypatch.setattr(os, "scandir", lambda path, real=os.scandir: real(tmp_path))
+    assert processes.spent_by_threads({5}, {7}) == (pytest.approx(2 + 1 + 3), False)
+    assert processes.spent_by_threads({5, 6}, {7}) == (pytest.approx(2 + 1 + 3 + 0.5), True)
+    assert processes.spent_by_threads((), {5, 6}) == (pytest.approx(90), True)
+    threads[5] = (b"R", b"", b"")  # a kernel that does not say it
+    assert processes.spent_by_threads({5}, {6, 7}) == (pytest.approx(42 / os.sysconf("SC_CLK_TCK")), False)
