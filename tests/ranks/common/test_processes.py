@@ -164,7 +164,10 @@ def test_what_descendants_leave_is_adopted() -> None:
 
 def test_what_threads_have_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting for a processor counts for threads that work alone; ``7`` does not count at all."""
-    threads = {5: (b"R", b"2000000000 1000000000 9", b""), 6: (b"S", b"3000000000 500000000 9", b"pipe_write")}
+    threads = {
+        5: (b"R", b"2000000000 1000000000 9", b""),
+        6: (b"S", b"3000000000 500000000 9", b"pipe_write"),
+    }
     threads[7] = (b"D", b"90000000000 0 9", b"")
     for number in threads:
         (tmp_path / str(number)).mkdir()

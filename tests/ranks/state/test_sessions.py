@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from ranks import Model, ModelType
 from ranks.errors import ModelError, ShardrunError
@@ -16,7 +18,7 @@ from ranks.run.rank_model import RankModel
 from ranks.run.steps import runner, sequences
 from ranks.state.rows import Batch
 from sharding import slice_model
-from tests.ranks import state_models
+from tests.ranks import state_models, variable_models
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.state_models import FORMS, Plain
 from tests.sharding import graphs
@@ -414,3 +416,20 @@ def test_shapes_that_were_seen_long_ago_are_forgotten(
         with model.session() as session:
             for array in state_models.steps("joined", (length, 1), 1):
                 assert close(session.predict({"input_ids": array}), plain.step(array))
+
+
+def test_a_plain_model_with_state_and_a_variable_weight(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    state_models.FORMS["joined"](path)
+    plain = onnx.load(path)
+    (last,) = (node for node in plain.graph.node if "logits" in node.output)
+    (weight,) = (tensor for tensor in plain.graph.initializer if tensor.name == last.input[1])
+    values = {weight.name: -2 * numpy_helper.to_array(weight)}
+    after = variable_models.replaced(path, values, tmp_path / "after.onnx")
+    model = executor.load(path, threads=1, variable_weights=[weight.name])
+    for file in (path, after):
+        with model.session() as session:
+            one = Plain(file)
+            for array in state_models.steps("joined", (3, 1, 1, 1), 1):
+                assert close(session.predict({"input_ids": array}), one.step(array))
+        model.update_weights(values)
