@@ -30,7 +30,7 @@ from launcher.serving.models import Repository, State
 from launcher.serving.refusals import RefusalError
 from launcher.serving.seeing.numbers import RankCollector
 from launcher.serving.tensor_model import AHEAD, TensorModel
-from launcher.serving.text_model import TextModel
+from launcher.serving.text_model import TextModel, _submitted
 from launcher.serving.upkeep.versions import check_alike
 from launcher.serving.upkeep.weights import of_file
 from ranks.common.tensors import TensorSpec
@@ -452,3 +452,36 @@ def test_what_waits_for_a_version_is_told_while_another_ends() -> None:
         ran(work())
     finally:
         gate.open.set()
+
+
+def test_a_text_that_begins_when_nobody_waits_for_it_ends() -> None:
+    """It was handed in by a thread, which nobody can call back."""
+    ended: list[str] = []
+    go = threading.Event()
+
+    def submit(fails: bool) -> Any:
+        assert go.wait(SECONDS)
+        if fails:
+            raise LaunchError("no ranks")
+        return SimpleNamespace(cancel=lambda: ended.append("ended"))
+
+    async def work(fails: bool) -> None:
+        go.clear()
+        waiting = asyncio.create_task(_submitted(lambda: submit(fails)))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        go.set()
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+            if ended:
+                break
+
+    ran(work(fails=False))
+    assert ended == ["ended"]
+    go.set()
+    kept = ran(_submitted(lambda: submit(fails=False)))
+    assert kept is not None and ended == ["ended"]
+    with pytest.raises(LaunchError, match="no ranks"):
+        ran(_submitted(lambda: submit(fails=True)))
