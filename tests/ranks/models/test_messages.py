@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ranks.models import optional
 from ranks.models.model_file import of_any_rank
 from ranks.models.part import is_part
+from ranks.run.assembly import _spec
 
 FILE = Path("m.onnx")
 HELD = {"w": np.array([1.5], np.float32), "v": np.array([2.0], np.float32)}
@@ -71,3 +72,14 @@ def test_inputs_of_any_number_of_axes() -> None:
     model.graph.input[1].type.tensor_type.ClearField("shape")
     model.graph.input[2].type.CopyFrom(helper.make_sequence_type_proto(model.graph.input[0].type))
     assert of_any_rank(model) == {"z"}
+
+
+def test_what_is_known_of_an_input_of_any_number_of_axes() -> None:
+    value = message("x").graph.input[0].type
+    known = _spec("x", value)
+    assert (known.shape, known.is_tensor, known.open_rank) == (("n",), True, False)
+    value.tensor_type.ClearField("shape")
+    open_ = _spec("x", value)
+    assert (open_.shape, open_.is_tensor, open_.open_rank) == ((), True, True)
+    several = _spec("x", helper.make_sequence_type_proto(value))
+    assert (several.shape, several.is_tensor, several.open_rank) == ((), False, False)
