@@ -90,7 +90,7 @@ class Feeder:
         except ConfigError as error:
             if not self._keep_going:
                 raise
-            return replace(asked, fault=error)
+            return replace(asked, fault=error, lost=None)
 
     def _submit(self, prompt: Prompt) -> Stream:
         if prompt.fault is not None:

@@ -276,6 +276,10 @@ def test_mpi_and_mpi4py_must_fit(
 def test_few_of_anything_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(limits.resource, "getrlimit", lambda number: (100, 100))
     assert "fail" in levels(found("limits")) and "open files 100" in found("limits")[0].what
+    unlimited = limits.resource.RLIM_INFINITY
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda number: (unlimited, unlimited))
+    assert found("limits")[0] == Finding("ok", "open files unlimited")
+    assert not [finding for finding in found("limits") if "ulimit" in finding.advice]
     monkeypatch.setattr(cores, "cpu_quota", lambda: 0.5)
     assert levels(found("cores")) == ["warn", "fail"]
     usage = shutil._ntuple_diskusage(64 << 20, 60 << 20, 4 << 20)

@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
-from launcher.common.exits import report
+from launcher.common.exits import EXIT_FAILED, EXIT_USAGE, EXIT_VERIFY, exit_code, report
+from launcher.errors import ConfigError, LaunchError, RankFailedError, VerifyError
+from ranks.errors import ModelError, ShardrunError
 
 
 @pytest.mark.parametrize(
@@ -55,3 +57,19 @@ def test_an_error_is_reported_where_run_all_cannot_be_told(
     monkeypatch.setattr(sys, "meta_path", [Short(), *sys.meta_path])
     assert report(MemoryError("no more")) == 1
     assert capsys.readouterr().err.startswith("shardrun: error: MemoryError: no more")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (VerifyError("differs"), EXIT_VERIFY),
+        (ConfigError("wrong"), EXIT_USAGE),
+        (ModelError("damaged"), EXIT_USAGE),
+        (RankFailedError("rank 1: no such file", usage=True), EXIT_USAGE),
+        (RankFailedError("rank 1 was killed"), EXIT_FAILED),
+        (LaunchError("no ranks"), EXIT_FAILED),
+        (ShardrunError("other"), EXIT_FAILED),
+    ],
+)
+def test_exit_codes_of_errors(error: ShardrunError, code: int) -> None:
+    assert exit_code(error) == code

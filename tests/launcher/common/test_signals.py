@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 
 from launcher.common.signals import ENDING
@@ -26,3 +27,13 @@ def test_a_forked_child_ends_at_once() -> None:
         assert signal.getsignal(signal.SIGTERM) == ENDING.stop
     os.close(ours)
     os.close(theirs)
+
+
+def test_handlers_are_as_they_were_afterwards() -> None:
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGALRM)
+    before, hook = [signal.getsignal(number) for number in numbers], sys.unraisablehook
+    with ENDING.handled():
+        inside = [signal.getsignal(number) for number in numbers]
+        assert inside[0] == inside[3] == ENDING.stop
+    assert [signal.getsignal(number) for number in numbers] == before and sys.unraisablehook is hook
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)

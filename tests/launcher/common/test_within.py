@@ -50,6 +50,16 @@ def test_other_errors_and_other_cancels_pass() -> None:
     with pytest.raises(KeyError):
         ran(failing())
 
+    async def failing_late() -> None:
+        async with Within(0.01):
+            try:
+                await asyncio.sleep(20)
+            finally:
+                raise KeyError("y")
+
+    with pytest.raises(KeyError, match="y"):
+        ran(failing_late())
+
     async def waiting(begun: asyncio.Event) -> None:
         async with Within(20):
             begun.set()

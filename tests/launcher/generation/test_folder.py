@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from launcher.errors import ConfigError
+from launcher.generation import model as language_model
 from launcher.generation.folder import read_folder
 from launcher.generation.model import read_texts
 from launcher.generation.names import Names
@@ -158,6 +160,30 @@ def test_wrong_paths(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "model.onnx").touch()
     with pytest.raises(ConfigError, match="a configuration has at most 4194304 bytes, found 1099511627776"):
         read_folder(tmp_path)
+
+
+def test_a_tokenizer_must_fit_what_the_graph_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no configuration says how many tokens the model knows."""
+    ended: list[Path] = []
+
+    @contextlib.contextmanager
+    def start(path: Path) -> Iterator[Any]:
+        try:
+            yield path
+        finally:
+            ended.append(path)
+
+    def build(found: Any, start: Any) -> Any:
+        return SimpleNamespace(vocabulary=size, program=start(found.decoder))
+
+    monkeypatch.setattr(language_model, "build", build)
+    size = tiny.VOCABULARY
+    with language_model.assemble(read_folder(folder), start) as whole:
+        assert whole.tokenizer is not None and not ended
+    size = 5
+    with pytest.raises(ConfigError, match=r"does not fit .*the model's vocabulary ends at 4"):
+        language_model.assemble(read_folder(folder), start)
+    assert len(ended) == 2
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused_before_anything_starts(

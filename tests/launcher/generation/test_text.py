@@ -18,6 +18,7 @@ from launcher.errors import ConfigError
 from launcher.generation.folder import read_folder
 from launcher.generation.generate import Manner
 from launcher.generation.model import _settled, read_texts
+from launcher.generation.sample import Shown
 from launcher.generation.text.detokenizer import Detokenizer
 from launcher.generation.text.grammar import ANY_OBJECT, grammar_of
 from launcher.generation.text.stops import Stops
@@ -249,3 +250,23 @@ def test_tokens_of_which_a_tokenizer_makes_no_text(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="makes no text of the tokens: Onig") as caught:
         tokenizer.text(tokenizer.ids("x" * 60))
     assert str(path) in str(caught.value)
+
+
+def test_a_stop_text_may_be_a_token_that_is_not_in_the_text(tokenizer: Tokenizer) -> None:
+    """Or a text as any other."""
+    (end,) = tokenizer.ids(tokenizers_made.END, special=False)
+    ids = tokenizer.ids("The dog")
+    for stops, ended in (((tokenizers_made.END,), True), (("fox",), False), ((), False)):
+        shown = Shown(tokenizer, stops)
+        for token in ids:
+            shown.add(token)
+            assert not shown.stopped
+        shown.add(end)
+        assert shown.stopped is ended
+        shown.end()
+        assert shown.text == "The dog"
+    shown = Shown(tokenizer, ("do",))
+    for token in ids:
+        shown.add(token)
+    assert shown.stopped and (shown.text or "").strip() == "The"
+    assert not Shown(None, (tokenizers_made.END,)).add(end) and Shown(None).text is None

@@ -469,3 +469,15 @@ def test_what_a_launcher_cannot_do_is_said_before_anything_starts() -> None:
     assert not started
     handle.shut()
     os.close(handle.pipes[0].descriptor)
+
+
+def test_a_rank_of_which_nothing_is_known_but_that_it_is_gone() -> None:
+    """What the launching program may still say of it is waited for."""
+    found = Findings(3, {}, {})
+    assert not found.silent()
+    found.troubles[1] = cause.Trouble(1, "h")
+    assert found.silent()
+    found.some = Ended(SOME_RANK, 3)
+    assert not found.silent()
+    found.some, found.troubles[1].ended = None, Ended(1, 3)
+    assert not found.silent()

@@ -619,3 +619,31 @@ def test_tokens_that_come_with_the_end_are_not_lost() -> None:
     run.tokens = Late()
     assert run.next() == 7
     assert run.next() is None
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (KeyboardInterrupt(), "This group's last request was interrupted: start another one."),
+        (MemoryError("no room"), "no room"),
+    ],
+)
+def test_what_ends_a_message_in_its_midst_ends_the_group(
+    ranks: _Ranks, requests: Requests, monkeypatch: pytest.MonkeyPatch, error: BaseException, failure: str
+) -> None:
+    """Nobody knows how much of it the ranks have."""
+
+    def send(*_: Any, **__: Any) -> None:
+        raise error
+
+    before = requests.submit({"x": np.zeros(1)})
+    monkeypatch.setattr(ranks, "send", send)
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            requests.submit({"x": np.zeros(1)})
+    else:
+        with pytest.raises(LaunchError, match=failure):
+            requests.submit({"x": np.zeros(1)}).result(SECONDS)
+    assert isinstance(ranks.failure, LaunchError) and failure in str(ranks.failure)
+    with pytest.raises(LaunchError, match=failure):
+        before.result(SECONDS)

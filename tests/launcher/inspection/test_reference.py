@@ -9,6 +9,7 @@ import pytest
 
 import sharding
 from launcher.errors import ConfigError
+from launcher.inspection.model_kinds import check_sliceable
 from launcher.inspection.reference import refer
 from sharding.slices import manifest
 from tests.launcher.cli_tools import save_mlp
@@ -67,3 +68,29 @@ def test_a_manifest_is_read_once(model: Path, monkeypatch: pytest.MonkeyPatch) -
     assert found.open(2) is found.manifest
     assert found.rank_count() == (f"the slice folder {found.path}", 2)
     assert read == [found.path]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "model.safetensors.index.json",
+            '{"weight_map": {"w": "a.safetensors"}}',
+            "holds weights and no graph",
+        ),
+        ("list", '{"weight_map": {"w": "a.safetensors"}}', ""),  # whoever reads it says what is wrong
+        ("m.onnx", "", ""),
+        ("job.yaml", "ranks: 2", "steers a job and is no model"),
+        ("manifest.json", "{}", "is the manifest of a slice folder"),
+        ("x.py", "pass", "is a script and no model"),
+        ("m.json", "\x08\x09", ""),  # as a model begins
+    ],
+)
+def test_what_is_no_model_to_slice(tmp_path: Path, name: str, text: str, said: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    if not said:
+        check_sliceable(path)
+        return
+    with pytest.raises(ConfigError, match=said):
+        check_sliceable(path)

@@ -19,7 +19,7 @@ from launcher.group.starting import _on_hosts, _say_not_used
 from launcher.job.job_file import read_job_file
 from launcher.job.places import allocation
 from launcher.job.places.host_list import parse_hosts, read_hostfile
-from launcher.job.places.placement import Placement, Places, parse_variables, parse_words
+from launcher.job.places.placement import Placement, Places, parse_bind, parse_variables, parse_words
 from launcher.job.rank_table import make_rank_table
 from launcher.job.start_arguments import Start, rank_environment
 from sharding.common.ranges import in_ranges, parse_ranges
@@ -339,6 +339,27 @@ def test_a_users_own_settings_reach_all_ranks(monkeypatch: pytest.MonkeyPatch) -
     assert told["SHARDRUN_BIND"] == "numa" and told["A"] == "b" and "SHARDRUN_CONTROL" not in told
 
 
+def test_where_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the address and port that the user sets; not those of a launcher around us, whose port is in use."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "TORCHELASTIC_RUN_ID", "SHARDRUN_JOB"):
+        monkeypatch.delenv(name, raising=False)
+    far = Start(rank_table=make_rank_table([("10.0.0.7", 1), ("10.0.0.8", 1)]))
+    assert rank_environment(Start())["MASTER_ADDR"] == "127.0.0.1"
+    assert rank_environment(far)["MASTER_ADDR"] == "10.0.0.7"
+    monkeypatch.setenv("MASTER_ADDR", "10.1.1.1")
+    monkeypatch.setenv("MASTER_PORT", "29501")
+    told = rank_environment(far)
+    assert (told["MASTER_ADDR"], told["MASTER_PORT"]) == ("10.1.1.1", "29501")
+    monkeypatch.setenv("MASTER_PORT", "0x1")
+    with pytest.raises(ConfigError, match="MASTER_PORT"):
+        rank_environment(far)
+    for name in ("RANK", "TORCHELASTIC_RUN_ID", "SHARDRUN_JOB"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "1")
+            told = rank_environment(far)
+        assert told["MASTER_ADDR"] == "10.0.0.7" and told["MASTER_PORT"] != "29501"
+
+
 def test_ranges() -> None:
     assert parse_ranges("0-3,8,2") == [0, 1, 2, 3, 8]
     assert in_ranges([8, 3, 2, 1, 0, 3]) == "0-3,8" and in_ranges([]) == ""
@@ -395,3 +416,16 @@ def test_many_ranks_of_one_host() -> None:
 def test_a_host_is_named_once_in_long_lists_too() -> None:
     with pytest.raises(ConfigError, match="expected each host once, found h7 twice"):
         parse_hosts(",".join([f"h{n}" for n in range(2000)] + ["h7"]))
+
+
+@pytest.mark.parametrize("text", ["none", "cores", "numa", "0-7", "0-3/4-7"])
+def test_what_binds_ranks(text: str) -> None:
+    assert parse_bind(text) == text
+
+
+@pytest.mark.parametrize("text", ["", "core", "0-", "7-0", "0-3/", "a"])
+def test_what_binds_no_ranks(text: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"expected none, cores, numa, or a list of cores such as .*, found"
+    ):
+        parse_bind(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import threading
 import time
@@ -24,13 +25,14 @@ from prometheus_client.exposition import generate_latest
 from launcher.errors import LaunchError
 from launcher.generation.options import GenerateOptions
 from launcher.serving import tensor_model
+from launcher.serving.context import CLOSED, Frame
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.models import Repository, State
 from launcher.serving.refusals import RefusalError
 from launcher.serving.seeing.numbers import RankCollector
 from launcher.serving.tensor_model import AHEAD, TensorModel
-from launcher.serving.text_model import TextModel
+from launcher.serving.text_model import TextModel, _submitted
 from launcher.serving.upkeep.versions import check_alike
 from launcher.serving.upkeep.weights import of_file
 from ranks.common.tensors import TensorSpec
@@ -452,3 +454,66 @@ def test_what_waits_for_a_version_is_told_while_another_ends() -> None:
         ran(work())
     finally:
         gate.open.set()
+
+
+def test_a_text_that_begins_when_nobody_waits_for_it_ends() -> None:
+    """It was handed in by a thread, which nobody can call back."""
+    ended: list[str] = []
+    go = threading.Event()
+
+    def submit(fails: bool) -> Any:
+        assert go.wait(SECONDS)
+        if fails:
+            raise LaunchError("no ranks")
+        return SimpleNamespace(cancel=lambda: ended.append("ended"))
+
+    async def work(fails: bool) -> None:
+        go.clear()
+        waiting = asyncio.create_task(_submitted(lambda: submit(fails)))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        go.set()
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+            if ended:
+                break
+
+    ran(work(fails=False))
+    assert ended == ["ended"]
+    go.set()
+    kept = ran(_submitted(lambda: submit(fails=False)))
+    assert kept is not None and ended == ["ended"]
+    with pytest.raises(LaunchError, match="no ranks"):
+        ran(_submitted(lambda: submit(fails=True)))
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [([], CLOSED), ([True], CLOSED), ([True, False], 200), ([False], 200), ([None], 200)],
+    ids=str,
+)
+def test_an_answer_that_did_not_go_out_whole_counts_as_closed(
+    sent: list[bool | None], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``sent``: whether more is to come after each piece of it; None: nothing is said of that."""
+    told: list[int] = []
+    frame: Any = Frame.__new__(Frame)
+    monkeypatch.setattr(Frame, "ended", lambda frame, call, status: told.append(status))
+    went: list[Any] = []
+
+    async def respond(scope: Any, receive: Any, send: Any) -> None:
+        for more in sent:
+            told_more = {} if more is None else {"more_body": more}
+            await send({"type": "http.response.body", "body": b"x", **told_more})
+        if not sent or sent[-1]:
+            raise ConnectionError
+
+    async def send(message: Any) -> None:
+        went.append(message["body"])
+
+    response = type("Response", (), {"status_code": 200, "__call__": staticmethod(respond)})()
+    with contextlib.suppress(ConnectionError):
+        ran(frame._followed(None, response)({}, None, send))
+    assert told == [status] and went == [b"x"] * len(sent)

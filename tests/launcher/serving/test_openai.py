@@ -307,6 +307,7 @@ def test_models(client: openai.OpenAI) -> None:
         ({"n": 5}, "n: expected 1 to 4, found 5"),
         ({"n": 0}, "n: expected 1 to 4, found 0"),
         ({"stop": [""]}, "stop: expected a text"),
+        ({"stop": {"a": 1}}, "stop: expected a text"),
         ({"stop": ["a"] * 17}, "at most 16"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"logit_bias": {"999999": 1}}, "logit_bias"),

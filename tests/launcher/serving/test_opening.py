@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 pytest.importorskip("prometheus_client", reason="what serving needs is not installed")
@@ -15,13 +17,19 @@ from launcher.errors import ConfigError, LaunchError
 from launcher.job.cache import sliced
 from launcher.job.job import Job
 from launcher.serving import opening
+from launcher.serving.access import ACCESS, client_log
+from launcher.serving.kserve.routes import is_ready
+from launcher.serving.kserve.tensors import described, from_bytes, to_bytes
 from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
+from launcher.serving.models import State
 from launcher.serving.opening import Offer, repository_of
 from launcher.serving.options import ModelOptions
+from launcher.serving.refusals import RefusalError
 from launcher.serving.server import Listening
 from launcher.serving.tensor_model import TensorModel
 from launcher.serving.text_model import TextModel
+from ranks.common.tensors import OBJECT, TensorSpec
 from tests.launcher.serving.encoders_made import save_encoder, save_folder
 
 
@@ -107,3 +115,54 @@ def test_a_port_is_one_servers_before_it_answers() -> None:
         port = first.getsockname()[1]
         with pytest.raises(LaunchError, match=f"--port {port}: this address cannot be used"):
             Listening(port=port).socket()
+
+
+def test_it_is_ready_where_all_models_may_be_asked() -> None:
+    def ready(*states: State, **more: bool) -> bool:
+        models = {str(number): SimpleNamespace(state=state) for number, state in enumerate(states)}
+        told = {"starting": False, "draining": False, **more}
+        return is_ready(cast("Any", SimpleNamespace(repository=SimpleNamespace(models=models), **told)))
+
+    assert ready() and ready(State.READY, State.UNLOADED)
+    assert not ready(State.READY, State.LOADING) and not ready(State.FAILED, State.READY)
+    assert not ready(State.READY, starting=True) and not ready(State.READY, draining=True)
+
+
+def test_how_inputs_are_described_to_clients() -> None:
+    dtype = np.dtype(np.float32)
+    found = [
+        described(spec) for spec in (TensorSpec("x", dtype, ("n", 3, None)), TensorSpec("y", OBJECT, ()))
+    ]
+    assert found == [
+        {"name": "x", "datatype": "FP32", "shape": [-1, 3, -1]},
+        {"name": "y", "datatype": "BYTES", "shape": []},
+    ]
+    assert described(TensorSpec("z", dtype, (), open_rank=True))["shape"] == [-1]
+
+
+def test_texts_as_bytes() -> None:
+    texts = np.array([["", "\u00e4\n"], ["x" * 300, "a"]], OBJECT)
+    raw = to_bytes(texts)
+    assert from_bytes(raw, OBJECT, (2, 2)).tolist() == texts.tolist()
+    short, long = (1).to_bytes(4, "little"), (9).to_bytes(4, "little")
+    for data, shape in (
+        (raw, (3,)), (raw, (5,)), (raw[:-1], (2, 2)), (raw + b"x", (2, 2)), (long + b"x", (1,)),
+        (short, (1,)),
+    ):  # fmt: skip
+        with pytest.raises(RefusalError, match=r"expected \d texts"):
+            from_bytes(data, OBJECT, shape)
+    with pytest.raises(RefusalError, match="expected texts in UTF-8"):
+        from_bytes(short + b"\xff", OBJECT, (1,))
+
+
+def test_a_log_of_requests_is_written_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logging.getLogger(ACCESS)
+    before = log.handlers[:], log.level, log.propagate
+    try:
+        client_log()
+        log.info('{"status": 200}')
+        log.debug("nothing")
+    finally:
+        log.handlers[:], log.level, log.propagate = before
+        log.setLevel(log.level)  # what is known of levels is forgotten
+    assert capsys.readouterr() == ("", '{"status": 200}\n')

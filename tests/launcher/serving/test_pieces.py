@@ -17,6 +17,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from launcher.serving.bodies import object_of
+from launcher.serving.context import _pieces
 from launcher.serving.grpc import schema
 from launcher.serving.grpc.schema import MESSAGES, SERVICE, parsed
 from launcher.serving.kserve.tensors import read_question
@@ -269,3 +270,21 @@ def test_others_are_answered_between_two_pieces(protocol: str, monkeypatch: pyte
         found = np.array(answer.result(60), np.float32)
         assert (found == 2 * np.array(4 * NUMBERS, np.float32)).all()
     assert len(seen) > 4 and all(name.startswith("shardrun bodies") for name in seen)
+
+
+@pytest.mark.parametrize("shape", [(9, 2000), (3, 3, 2000), (20_000,)], ids=str)
+def test_lists_in_lists_stay_what_they_are(shape: tuple[int, ...]) -> None:
+    """Whoever asks for lists gets them, of whatever depth."""
+    data = orjson.dumps({"a": np.arange(np.prod(shape)).reshape(shape).tolist(), "b": [1, [2]]})
+    assert len(data) > PIECE
+    assert runs.parsed(data, lists=True) == (orjson.loads(data), [])
+
+
+def test_a_large_answer_goes_in_pieces() -> None:
+    """The next one goes when the client has taken the one before; no byte is lost or sent twice."""
+    for size, count in ((0, 1), (1, 1), (LARGE, 1), (LARGE + 1, 2), (3 * LARGE, 3), (3 * LARGE + 5, 4)):
+        data = (b"0123456789abcdef" * (size // 16 + 1))[:size]
+        found = list(_pieces({"type": "http.response.body", "body": data, "more_body": False}))
+        assert b"".join(piece["body"] for piece in found) == data and len(found) == count
+        assert [piece["more_body"] for piece in found] == [True] * (count - 1) + [False]
+        assert max(len(piece["body"]) for piece in found) <= LARGE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from launcher.starters import cause
 from launcher.starters.base import Ended
 from launcher.starters.cause import ITSELF, Trouble
+from launcher.starters.findings import Findings
 
 GONE = {"type": "PeerLostError", "secondary": True}
 OWN = {"type": "ValueError", "message": "odd"}
@@ -59,6 +61,7 @@ def test_echoes_of_a_rank_of_which_nothing_is_known(
         ([ended(0, KILLED, heard=True), ended(1, -signal.SIGSEGV)], [], [0], 1),
         ([Trouble(0, "h"), ended(1, -signal.SIGSEGV)], [], [], 1),
         ([Trouble(0, "h"), ended(1, -signal.SIGTERM)], [], [], 0),
+        ([Trouble(0, "h"), Trouble(1, "h", OWN, Ended(1, -signal.SIGSEGV))], [], [], 0),  # it had said why
         ([ended(0, 3, why=ITSELF), ended(1, 3)], [0], [], 0),
     ],
 )
@@ -100,3 +103,32 @@ def test_who_had_ended_well_before() -> None:
     )
     assert cause.left_early({0}, {"type": "ValueError"}) == "" == cause.left_early((), late)
     assert cause.left_early(range(99), late).count("Rank") == 8
+
+
+def verdict(found: Findings) -> str:
+    return str(found.verdict("mpirun", far=(), short="", started=True, trace=False, more=""))
+
+
+def test_a_launching_program_that_was_killed_says_nothing_of_ranks() -> None:
+    found = Findings(2, {}, {})
+    found.troubles[1] = ended(1, KILLED, heard=True)
+    found.launched = Ended(None, KILLED)
+    assert verdict(found) == "mpirun was killed by SIGKILL while the ranks were running."
+    found.launched = Ended(None, 137)  # as it tells of a rank's death
+    assert verdict(found).startswith("rank 1 on host h was killed by SIGKILL.")
+    found.launched, found.troubles[1] = Ended(None, KILLED), Trouble(1, "h", OWN)
+    assert verdict(found) == "rank 1 on host h: ValueError: odd"
+
+
+def test_a_rank_that_left_in_order_before_it_was_done() -> None:
+    """mpirun says so in one line among others."""
+    gone, lines = Trouble(1, "h"), ["one", f"it {cause._UNFINISHED}, which", "other"]
+    launched = cause.Launched("mpirun", 1, lines, started=True)
+    assert str(cause.launcher_error(launched, gone)).startswith(
+        "rank 1 on host h ended with exit code 0 before"
+    )
+    for other in (
+        replace(launched, tail=lines[::2]), replace(launched, started=False),
+    ):  # fmt: skip
+        assert str(cause.launcher_error(other, gone)).startswith("mpirun ended with exit code 1 ")
+    assert str(cause.launcher_error(launched, None)).startswith("mpirun ended with exit code 1 ")

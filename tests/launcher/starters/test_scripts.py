@@ -19,6 +19,7 @@ import pytest
 from launcher import cli
 from launcher.job.job import Job, merge
 from launcher.job.options import DATA, RANKS, TYPES, grouped
+from launcher.job.rank_table import make_rank_table
 from launcher.starters import scripts
 from launcher.starters.scripts import write_scripts
 from tests.launcher import processes
@@ -375,3 +376,25 @@ def test_every_option_of_a_rank_is_passed_on(folder: Path, monkeypatch: pytest.M
     job = merge(vars(read), None)
     assert {name: getattr(job, name) for name in given} == given
     assert job.launcher == "external"
+
+
+@pytest.mark.parametrize(
+    ("host", "ranks"), [("n1", "0 1"), ("h'1;x", "2"), ("n3", "3 4"), ("n9", ""), ("", "")], ids=repr
+)
+def test_a_host_starts_its_own_ranks(host: str, ranks: str, tmp_path: Path) -> None:
+    """As far as the choice of ranks goes."""
+    table = make_rank_table([("n1", 2), ("h'1;x", 1), ("n3", 2)])
+    path = tmp_path / "run_all.sh"
+    whole = scripts._run_all(table, "python=x", 5)
+    choice, found, _ = whole.partition("\nesac\n")
+    assert found
+    path.write_text(f'{choice}{found}echo "${{ranks[*]}}"\n')
+    done = subprocess.run(
+        ["bash", path, *([host] if host else [])], capture_output=True, text=True, timeout=60, check=False
+    )
+    if ranks:
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"{ranks}\n", "")
+    else:
+        assert done.returncode == 2 and done.stderr.startswith(
+            "usage: run_all.sh HOST, with HOST one of n1, h'1"
+        )

@@ -236,6 +236,12 @@ def test_when_it_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert not isinstance(base.choose("auto", None), SlurmLauncher)
     with pytest.raises(LaunchError, match="Slurm job 3 has no host n3: it has n1, n2"):
         SlurmLauncher().check(outside)
+    SlurmLauncher().check(inside)
+    SlurmLauncher().check(None)
+    with monkeypatch.context() as patch:
+        for name in ALLOCATION:
+            patch.delenv(name)
+        SlurmLauncher().check(outside)  # it makes an allocation of its own, of these hosts
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert not STARTER.here(inside, Placement())
 

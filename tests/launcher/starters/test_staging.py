@@ -456,3 +456,31 @@ def test_a_rank_finds_its_copy(folder: Path, tmp_path: Path, monkeypatch: pytest
     (places[0] / "rank_1.data").write_bytes(b"")
     with pytest.raises(Exception, match="is not there any more on host h: run it again"):
         staged.here(str(folder), Told(copy=copies[0].key), "h")
+
+
+def test_a_program_that_cannot_be_started(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lacking(Channel):
+        """Whose program is not there."""
+
+        def on_host(self, host: str, module: str, environment: Mapping[str, str]) -> tuple[list[str], None]:
+            return [str(tmp_path / "none")], None
+
+    class Refusing(Channel):
+        """It cannot reach hosts."""
+
+        def on_host(self, host: str, module: str, environment: Mapping[str, str]) -> Any:
+            raise LaunchError("not there")
+
+    with pytest.raises(LaunchError, match=r"^channel cannot be started: .*No such file or directory"):
+        send(folder, tmp_path / "there", Lacking())
+    with pytest.raises(LaunchError, match=r"^not there$"):
+        send(folder, tmp_path / "there", Refusing())
+    with monkeypatch.context() as patch, pytest.raises(LaunchError, match=r"Too many open files.*ulimit"):
+        patch.setattr(subprocess, "Popen", short_of_files)
+        send(folder, tmp_path / "there")
+
+
+def short_of_files(*_: object, **__: object) -> Any:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

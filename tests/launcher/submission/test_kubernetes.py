@@ -201,6 +201,7 @@ def test_an_mpi_job(tmp_path: Path) -> None:
     workers = spec["mpiReplicaSpecs"]["Worker"]
     assert (workers["replicas"], spec["slotsPerWorker"]) == (2, 2)
     assert container({"spec": workers})["resources"]["limits"] == {"amd.com/gpu": "2"}
+    assert "resources" not in container({"spec": spec["mpiReplicaSpecs"]["Launcher"]})  # it computes nothing
     assert spec["runPolicy"]["activeDeadlineSeconds"] == 1800
 
 

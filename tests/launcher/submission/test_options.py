@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from launcher.errors import ConfigError
+from launcher.job.job import Job
+from launcher.submission.base import Submission
+from launcher.submission.manifests import as_yaml
 from launcher.submission.options import SUBMIT, Gpus, SubmitOptions, parse_gpus, parse_time, written_time
 
 HOUR, DAY = 3600, 86400
@@ -82,3 +88,25 @@ def test_what_is_given() -> None:
         {"nodes": 2, "directives": ["--b"], "x": 1}
     )
     assert options.given == ["time", "nodes", "directives"] and options.directives == ("--b",)
+
+
+def test_the_name_of_a_job() -> None:
+    def name(model: str | None, given: str | None = None) -> str:
+        job = Job(model=None if model is None else Path(model))
+        return Submission(job, 2, SubmitOptions(name=given)).name
+
+    assert name("/a/My Model_v2.onnx") == "my-model-v2" and name("m.onnx", "other") == "other"
+    assert name(None) == name("__.onnx") == "shardrun"
+    assert name("a" * 39 + "-b.onnx") == "a" * 39
+
+
+def test_manifests_hold_no_references_and_no_words_that_are_more_than_texts() -> None:
+    """Which kubectl's YAML would take for truth values and numbers, and many tools do not follow."""
+    shared = {"a": ["y", "1e3", "no", "plain", "", "0x1f", "null", "ä: b"]}
+    objects = [{"one": shared, "two": shared, "number": 3, "truth": True}, {"three": shared["a"]}]
+    text = as_yaml(objects)
+    assert "&" not in text and "*" not in text
+    assert list(yaml.safe_load_all(text)) == objects
+    for word in ("y", "1e3", "no", "0x1f", "null"):
+        assert f'- "{word}"\n' in text
+    assert "- plain\n" in text

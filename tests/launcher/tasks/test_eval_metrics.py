@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ranks.evaluation.errors import EvaluationError
+from ranks.evaluation.evaluate import Report, odd
 from ranks.evaluation.metrics import collect
 
 RANDOM = np.random.default_rng(5)
@@ -206,3 +208,12 @@ def test_labels_beyond_all_class_numbers(wrong: Any) -> None:
         for scores in (SCORES, LABELS.astype(np.uint64) if wrong.dtype.kind == "u" else SCORES):
             with pytest.raises(EvaluationError, match="labels are class numbers, but one is"):
                 value("accuracy", (scores, labels), ignore=-1)
+
+
+def test_what_looks_odd_is_said() -> None:
+    nan = math.nan
+    whole = Report({"loss": 0.5, "f1": nan}, 3, 1, 0.1, 0, ())
+    assert odd(whole) == ["f1: NaN, because no sample counted or a label is NaN."]
+    assert odd(replace(whole, values={"loss": 0.5, "matrix": [nan]})) == []
+    (of_samples, unused) = odd(replace(whole, with_nan=2, unused=("a", "b")))
+    assert "2 of 3 samples" in of_samples and "'a', 'b'" in unused

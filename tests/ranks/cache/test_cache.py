@@ -15,6 +15,7 @@ from ranks.cache import entries, locks
 from ranks.cache.cache import Cache
 from ranks.cache.folder import recall, remembered_hash
 from ranks.cache.intact import SEAL, Files
+from ranks.cache.keys import hash_of_code
 from ranks.cache.limit import bound
 
 KEY = "m-" + "0" * 24
@@ -205,3 +206,26 @@ def test_a_folder_outside_of_the_cache_has_no_limit_and_no_mark(
     monkeypatch.setenv("SHARDRUN_CACHE_LIMIT", "1")
     place = Cache("device", None, tmp_path / "here").get_or_make("a", Maker("graph.onnx"))
     assert place == tmp_path / "here" / "a" and names(place.parent) == {"a", "a.lock"}
+
+
+def test_the_hash_of_code_tells_versions_apart(tmp_path: Path) -> None:
+    def made(name: str, file: str, text: str, when: int) -> Path:
+        path = tmp_path / name / file
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        os.utime(path, (when, when))
+        return tmp_path / name
+
+    first = hash_of_code(made("a", "b/c.py", "pass", 7), {})
+    assert first == hash_of_code(made("same", "b/c.py", "exec", 7), {})
+    (made("not code", "b/c.py", "pass", 7) / "d.txt").write_text("no code")
+    assert first == hash_of_code(tmp_path / "not code", {})
+    others = [
+        hash_of_code(made("name", "b/d.py", "pass", 7), {}),
+        hash_of_code(made("size", "b/c.py", "pass #", 7), {}),
+        hash_of_code(made("time", "b/c.py", "pass", 8), {}),
+        hash_of_code(tmp_path / "a", {"x": "json:loads"}),
+        hash_of_code(tmp_path / "a", {"y": "json:loads"}),
+        hash_of_code(tmp_path / "a", {"x": "ast:parse"}),
+    ]
+    assert len({first, *others}) == 7

@@ -33,3 +33,10 @@ def test_a_communicator_that_is_being_made_is_not_asked(monkeypatch: Any) -> Non
     answers = iter([False] * 400)
     ranks.barrier()
     assert set(asked) == {"made"}
+
+
+def test_two_requests_are_done_when_both_are() -> None:
+    for first in (True, False):
+        for second in (True, False):
+            requests: list[Any] = [SimpleNamespace(Test=lambda done=done: done) for done in (first, second)]
+            assert mpi._Both(*requests).Test() is (first and second)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import pstats
@@ -14,6 +15,7 @@ import pytest
 from launcher.group.starting import run_program
 from ranks import boot
 from ranks.common.leaving import Exit
+from ranks.errors import ShardrunError
 from tests.launcher.cli_tools import ROOT, environment
 
 LEAVING = """
@@ -140,3 +142,34 @@ os.kill(os.getpid(), signal.SIGKILL)
     done = subprocess.run([sys.executable, "-c", program], env=environ, timeout=60, check=False)
     assert done.returncode == -9
     assert (ours.exists(), other.exists()) == (left, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ShardrunError("odd"), "error: rank 2 on host HOST: odd\n"),
+        (
+            OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
+            "error: OSError: [Errno 24] Too many open files: ",
+        ),
+        (KeyError("x"), "Traceback (most recent call last):\n"),
+    ],
+)
+def test_a_rank_without_a_launcher_says_why_it_ends(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", end)
+    spare, other = os.pipe()
+    try:
+        raise error
+    except Exception as raised:
+        with pytest.raises(SystemExit) as ended:
+            boot._fail(None, 2, raised, [spare])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith(said.replace("HOST", os.uname().nodename))
+    with pytest.raises(OSError, match="Broken pipe"):
+        os.write(other, b"x")
+    os.close(other)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
-from ranks.common.tensors import TensorSpec, as_text, unlike
+from ranks.common.tensors import TensorSpec, as_text, checked_feeds, unlike
 from ranks.errors import ShardrunError
 
 FLOAT32 = np.dtype(np.float32)
@@ -67,3 +69,23 @@ def test_text_of_any_kind_becomes_str(dtype: type | str) -> None:
 def test_what_is_no_text_is_named(wrong: object, said: str) -> None:
     with pytest.raises(ShardrunError, match=rf"^Input 'x' takes text, but element 1 of the array {said}\.$"):
         as_text(np.array(["a", wrong], object), "Input 'x'")
+
+
+def test_what_is_fed_by_another_name() -> None:
+    """The sentence says what the model takes."""
+    specs = [TensorSpec("x", FLOAT32, ("n", 3)), TensorSpec("y", FLOAT32, ())]
+    x, y = np.zeros((2, 3), np.float32), np.zeros((), np.float32)
+    assert list(checked_feeds(specs, {"y": y, "x": x})) == ["x", "y"]
+    listed = f"'x' {specs[0]}, 'y' {specs[1]}"
+    with pytest.raises(
+        ShardrunError,
+        match=re.escape(f"Input 'y' is missing: the model expects {listed}, but was given 'x'."),
+    ):
+        checked_feeds(specs, {"x": x})
+    with pytest.raises(ShardrunError, match=re.escape(f"The model has no input 'z'; it expects {listed}")):
+        checked_feeds(specs, {"x": x, "y": y, "z": y})
+    with pytest.raises(ShardrunError, match="it expects no inputs"):
+        checked_feeds([], {"z": y})
+    for wrong, said in ((x[0], "must have 2 axes"), (x[:, :2], "Axis 1 of input 'x' must have length 3")):
+        with pytest.raises(ShardrunError, match=said):
+            checked_feeds(specs, {"x": wrong, "y": y})

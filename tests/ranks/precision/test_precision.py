@@ -443,6 +443,14 @@ def test_modes_for_other_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert precision_options.chosen(contexts("ascend"), "ascend", modes) == "enforce_fp32"
 
 
+def test_each_target_has_its_own_mode() -> None:
+    context = ranks.Context()
+    context.cpu.precision_mode, context.gpu.precision_mode = "preferred_fp16", "enforce_fp32"
+    context.ascend.precision_mode = "enforce_origin"
+    found = [precision_options.chosen(context, target) for target in ("cpu", "gpu", "ascend")]
+    assert found == ["preferred_fp16", "enforce_fp32", "enforce_origin"]
+
+
 def test_a_device_that_the_cpu_stands_in_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDRUN_TARGET", "cpu")
     path = mlp(tmp_path / "m.onnx")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -14,6 +15,7 @@ from onnx import numpy_helper
 import sharding
 from ranks.errors import ModelError
 from ranks.run import executor
+from ranks.run.control_flow import _truth
 from ranks.weights.shared import automatic
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.sharding import merged_decoder
@@ -251,3 +253,13 @@ def test_the_figures_count_one_branch_and_one_turn(tmp_path: Path) -> None:
 
     for count, spent in on_ranks(2, work):
         assert count == len(manifest.collectives) and spent > 0
+
+
+def test_a_condition_is_one_truth_value() -> None:
+    node = onnx.helper.make_node("If", ["go"], ["y"], name="choose")
+    driven = cast("Any", SimpleNamespace(control=SimpleNamespace(node=node)))
+    for value in (np.array(True), np.array([True]), np.array([[True]])):
+        assert _truth(driven, value, "the condition") and not _truth(driven, ~value, "the condition")
+    for value in (np.array([], bool), np.array([True, True])):
+        with pytest.raises(ModelError, match=r"the condition must be one truth value, but has the shape \["):
+            _truth(driven, value, "the condition")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ranks.devices import devices
-from ranks.errors import DeviceError
+from ranks.errors import CollectiveError, DeviceError
 from ranks.identity.place import Identity
 from ranks.run import gpus, group
 from ranks.talk.guard import GUARD
@@ -67,3 +67,15 @@ def test_a_gpu_that_two_have_leaves_no_group_of_it(asked: list[Any], monkeypatch
     assert [one[3] for one in asked] == ["cpu"] and list(groups.joined) == ["cpu"]
     groups.leave()
     assert asked[-1] == "close cpu"
+
+
+def test_who_has_joined_joins_no_other_group(asked: list[Any]) -> None:
+    groups = group.Groups()
+    first = groups.join(SECOND, "auto", timeout=7.0)
+    assert groups.join(SECOND) is groups.join() is groups.join(Identity(1, 2, 1, 2), "auto") is first
+    for other in (Identity(0, 2, 0, 2), Identity(1, 3, 1, 3)):
+        with pytest.raises(CollectiveError, match="rank 1 of 2 already and cannot also be rank"):
+            groups.join(other)
+    with pytest.raises(CollectiveError, match=r"uses the .* collectives already, not gloo"):
+        groups.join(SECOND, "gloo")
+    assert len(asked) == 1

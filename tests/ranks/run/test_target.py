@@ -115,3 +115,13 @@ def test_shardrun_target_sends_a_rank_to_the_cpu(
     with pytest.warns(UserWarning, match="target 'gpu' runs on the CPU"):
         target.load("m.onnx", Identity(1, 2, 1, 2), "gpu")
     assert calls == [("join", "auto", "cpu"), ("load", "cpu", 0)]
+
+
+@pytest.mark.parametrize(("kind", "seen", "number"), [("gpu", 1, 0), ("gpu", 4, 3), ("ascend", 1, 3)])
+def test_which_device_a_rank_takes(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, kind: str, seen: int, number: int
+) -> None:
+    """A GPU that a scheduler shows it alone is the first one; how many NPUs there are is not asked."""
+    monkeypatch.setattr(devices, "visible", lambda: seen)
+    target.load("m.onnx", Identity(3, 4, 3, 4), kind, collectives="shm")
+    assert calls[-1][2] == number

@@ -7,9 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 
 import sharding
 from ranks.run import executor
+from ranks.state.pairs import head_sizes
+from tests.ranks import state_models
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 
 DECODER = """
@@ -60,3 +63,20 @@ def test_caches_that_grow_by_joining(tmp_path: Path) -> None:
     for found in on_ranks(2, work):
         for one, other in zip(found, want, strict=True):
             assert np.abs(one - other).max() < 1e-4 * np.abs(other).max()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_attention_says_how_long_heads_are(tmp_path: Path, packed: bool) -> None:
+    """Where nothing else of the file does; keys and values may lie behind the queries."""
+    state_models.FORMS["buffered"](tmp_path / "m.onnx")
+    model = onnx.load(tmp_path / "m.onnx")
+    names = {value.name for value in model.graph.input if value.name.startswith("past")}
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name.startswith(("past", "present")):
+            value.type.tensor_type.shape.dim[3].dim_param = "size"
+    for node in model.graph.node:
+        if node.op_type == "GroupQueryAttention" and not packed:
+            node.input[1] = node.input[2] = "elsewhere"
+    parts = state_models.HEADS + 2 * state_models.GROUPS if packed else state_models.HEADS
+    width = state_models.HIDDEN + 2 * state_models.GROUPS * state_models.SIZE
+    assert head_sizes(model, ()) == (dict.fromkeys(names, width // parts) if width % parts == 0 else {})

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from ranks import Model, ModelType
 from ranks.errors import ModelError, ShardrunError
 from ranks.run import executor
 from ranks.run.rank_model import RankModel
-from ranks.run.steps import sequences
+from ranks.run.steps import runner, sequences
 from ranks.state.rows import Batch
 from sharding import slice_model
-from tests.ranks import state_models
+from tests.ranks import state_models, variable_models
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 from tests.ranks.state_models import FORMS, Plain
 from tests.sharding import graphs
@@ -400,3 +402,34 @@ def test_an_interrupted_step_ends_its_session_alone(
     batch.join([other])
     ids = np.array([4])
     assert close(batch.step(ids), plain.step(ids.reshape(1, 1)))
+
+
+def test_shapes_that_were_seen_long_ago_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a text of every length would cost memory for ever. Steps are right all the same."""
+    monkeypatch.setattr(runner, "MAX_SEEN", 3)
+    state_models.FORMS["joined"](tmp_path / "m.onnx")
+    model = executor.load(tmp_path / "m.onnx", threads=1)
+    for length in (*range(1, 7), 1, 2, 1, 2):
+        plain = Plain(tmp_path / "m.onnx", 1)
+        with model.session() as session:
+            for array in state_models.steps("joined", (length, 1), 1):
+                assert close(session.predict({"input_ids": array}), plain.step(array))
+
+
+def test_a_plain_model_with_state_and_a_variable_weight(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    state_models.FORMS["joined"](path)
+    plain = onnx.load(path)
+    (last,) = (node for node in plain.graph.node if "logits" in node.output)
+    (weight,) = (tensor for tensor in plain.graph.initializer if tensor.name == last.input[1])
+    values = {weight.name: -2 * numpy_helper.to_array(weight)}
+    after = variable_models.replaced(path, values, tmp_path / "after.onnx")
+    model = executor.load(path, threads=1, variable_weights=[weight.name])
+    for file in (path, after):
+        with model.session() as session:
+            one = Plain(file)
+            for array in state_models.steps("joined", (3, 1, 1, 1), 1):
+                assert close(session.predict({"input_ids": array}), one.step(array))
+        model.update_weights(values)

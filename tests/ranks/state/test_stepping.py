@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranks.errors import ModelError
+from ranks.errors import ModelError, ShardrunError
 from ranks.run import executor
 from ranks.run.rank_model import RankModel
 from ranks.state import feeds as known_feeds
@@ -120,3 +120,13 @@ def test_steps_go_on_where_memory_for_a_plan_lacks(tmp_path: Path, monkeypatch: 
             ids[...] = number
             equal(step(None), plain.step(ids))
     assert tried
+
+
+def test_a_closed_model_makes_no_steps(tmp_path: Path) -> None:
+    model, _ = made("buffered", tmp_path)
+    ids = np.zeros((1, 1), np.int64)
+    with model.stepping(7, {"input_ids": ids}) as step:
+        step(None)
+        model.close()
+        with pytest.raises(ShardrunError, match="is closed"):
+            step(None)

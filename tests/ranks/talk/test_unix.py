@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from ranks.common.descriptors import close_all
-from ranks.talk import unix
+from ranks.talk import connect, unix
 from tests.left_behind import left_open, open_descriptors
 
 Pair = tuple[socket.socket, socket.socket]
@@ -156,3 +156,19 @@ def test_what_is_closed_takes_no_message() -> None:
         assert unix.writable(one)
         one.close()
         assert not unix.writable(one)
+
+
+def test_connections_to_other_hosts_notice_a_cut() -> None:
+    """Whoever made them; not those within this host, nor sockets of other kinds."""
+    with contextlib.ExitStack() as stack:
+        made = []
+        for host in ("127.0.0.2", "127.0.0.1"):  # which stands for another one, and for this one
+            listening = stack.enter_context(socket.create_server((host, 0)))
+            sock = socket.create_connection(listening.getsockname(), 10, source_address=("127.0.0.1", 0))
+            made.append(stack.enter_context(sock))
+        for sock in (*socket.socketpair(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)):
+            stack.enter_context(sock)
+        connect.tune_all_tcp()
+        limits = [sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for sock in made]
+        alive = [sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) for sock in made]
+        assert limits == [6000, 0] and alive == [1, 0]

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from ranks.errors import ShardrunError
+from ranks.run.steps.likeliest import BestTokens
 from ranks.tokens import best
 from ranks.tokens.chooser import Chooser
 from ranks.tokens.options import SamplingOptions
+from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
 
 VOCABULARY = 1200
 PROMPT = np.array([5, 6, 7, 5, 6, 900])
@@ -112,3 +114,21 @@ def test_logits_without_numbers_in_every_block(apart: int) -> None:
     assert not best.enough(shown(chooser, row, 2))
     with pytest.raises(ShardrunError, match="not finite"):
         chooser.choose(row)
+
+
+@pytest.mark.parametrize("likely", [5, 500], ids=["few", "more than a rank shows"])
+def test_a_step_gives_the_whole_output_where_some_logits_are_not_enough(likely: int) -> None:
+    """All ranks say so together, and choose by the whole output then."""
+    row = np.random.default_rng(3).standard_normal(VOCABULARY).astype(np.float32)
+    row[-likely:] = 9.0
+    options = SamplingOptions(temperature=1.0, seed=4, top_k=10)
+
+    def work(world: FakeCommunicator) -> tuple[bool, bool]:
+        asked = BestTokens("logits", VOCABULARY, Chooser(options, VOCABULARY, PROMPT, []))
+        part = np.split(row, world.size)[world.rank].reshape(1, 1, -1)
+        found = asked.find(part, world)
+        return found, asked.found is not None
+
+    wanted = best.enough(shown(Chooser(options, VOCABULARY, PROMPT, []), row, 2))
+    assert wanted is (likely == 5)
+    assert on_ranks(2, work) == [(wanted, wanted)] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -79,3 +80,19 @@ def test_logits_that_are_not_finite() -> None:
     chooser = Chooser(SamplingOptions(), VOCABULARY, PROMPT, [])
     with pytest.raises(ShardrunError, match="not finite"):
         chooser.choose(np.full(VOCABULARY, np.nan, np.float32))
+
+
+def first_and_second(prompt: Sequence[int], **given: Any) -> list[int]:
+    chooser = Chooser(SamplingOptions(**given), 10, np.array(prompt), [])
+    row = np.arange(10, dtype=np.float32)
+    for _ in range(2):
+        chooser.read(chooser.choose(row))
+    return chooser.ids
+
+
+def test_what_holds_for_the_first_token_alone() -> None:
+    """A token is forced as the second of a text: not where a prompt has more than the one that begins it."""
+    assert first_and_second([5], forced_first=(4,)) == [4, 9]
+    assert first_and_second([5, 6], forced_first=(4,)) == [9, 9]
+    assert first_and_second([5, 6], suppressed_first=(9,)) == [8, 9]
+    assert first_and_second([5], suppressed=(9,)) == [8, 8]

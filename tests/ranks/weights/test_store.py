@@ -828,3 +828,16 @@ def test_of_operators_of_onnx_runtimes_own_the_types_stay_without_shapes() -> No
     assert [value.name for value in graph.value_info] == ["b", "s"]
     kept = graph.value_info[0].type.tensor_type
     assert kept.elem_type == TensorProto.FLOAT and not kept.HasField("shape")
+
+
+def test_processors_are_told_apart_by_what_they_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hashed(text: str) -> str:
+        (tmp_path / "cpuinfo").write_text(text)
+        with monkeypatch.context() as patched:
+            patched.setattr(keys, "Path", lambda path: tmp_path / Path(path).name)
+            return keys.cpu_features.__wrapped__()
+
+    core = "processor\t: 0\nvendor_id\t: A\nmodel\t\t: 143\ncpu MHz\t: 2700.0\nflags\t\t: fpu avx2 amx_tile\n"
+    assert hashed(core) == hashed(core.replace("2700", "800"))
+    assert hashed(core) == hashed(f"{core}\n{core.replace(': 0', ': 1').replace('amx_tile', '')}")
+    assert len({hashed(core), hashed(core.replace("amx_tile", "")), hashed(core.replace("143", "85"))}) == 3

@@ -364,19 +364,20 @@ def test_an_update_that_cannot_be_computed_changes_nothing(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("weight", "has no weight 'weight' among its 2; similar are 'weights'"),
-        ("weights,weight", "has no weight 'weight' among its 2; similar are 'weights'"),
-        ("weights,nope", "has no weight 'nope' among its 2."),
+        ("weight", "has no weight 'weight' among its 3; similar are 'weights'"),
+        ("weights,weight", "has no weight 'weight' among its 3; similar are 'weights'"),
+        ("weights,nope", "has no weight 'nope' among its 3."),
         ("x", "is an input of"),
         ("h", "is computed by"),
         ("", "has no weight ''"),
         ("n" * 5000, "has no weight"),
         ("text", "has the type string, which cannot be variable"),
+        ("few", "holds 'few' as numbers of an attribute, not as a tensor: it cannot be variable"),
     ],
 )
 def test_names_that_are_no_weights(name: str, words: str, tmp_path: Path) -> None:
     case = Case(
-        "h = MatMul(x, weights) y = Relu(h) unused = Identity(text)",
+        "few = Constant<value_floats = [1.0, 2.0]>() h = MatMul(x, weights) y = Relu(h) z = Identity(text)",
         {"weights": numbers(4, 5), "text": np.array(["a"], object)},
         (),
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import mmap
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +15,11 @@ import numpy as np
 import onnx
 import pytest
 
+from ranks.common.descriptors import close_all
+from ranks.common.tensors import element_dtype
 from ranks.errors import ModelError
 from ranks.weights.updated.bound import BoundWeights
+from ranks.weights.updated.memory import Published
 from ranks.weights.updated.values import of_file
 
 if TYPE_CHECKING:
@@ -63,3 +69,33 @@ def test_another_shape_ends_what_is_known_of_shapes() -> None:
     bound = BoundWeights(cast("VariableWeights", SimpleNamespace(snapshot=lambda: next(versions))))
     told = [(bound.renew(), bound.reshaped) for _ in range(4)]
     assert told == [(True, False), (False, False), (True, True), (True, False)]
+
+
+def test_published_values_can_be_changed_by_nobody() -> None:
+    """Nor can their files be made shorter, which would end who has mapped them."""
+    published = Published(1)
+    wanted = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([7], np.int8)}
+    published.publish(2, published.place(wanted))
+    told, files = published.describe()
+    assert told["version"] == 2 and len(files) == 2
+    try:
+        for file in files:
+            size = os.fstat(file).st_size
+            for change in (
+                lambda f: os.pwrite(f, b"x", 0),
+                lambda f: os.ftruncate(f, 0),
+                lambda f: mmap.mmap(f, 1),
+            ):
+                with pytest.raises(OSError, match="not permitted"):
+                    change(file)
+            with pytest.raises(OSError, match="not permitted"):
+                os.ftruncate(file, 2 * size)
+            with pytest.raises(OSError, match="not permitted"):
+                fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+        values = {name: place for name, *place in cast("list[Any]", told["values"])}
+        for name, array in wanted.items():
+            element, shape, _, offset = values[name]
+            data = os.pread(files[1], array.nbytes, offset)
+            assert np.frombuffer(data, element_dtype(element)).reshape(shape).tolist() == array.tolist()
+    finally:
+        close_all(files)

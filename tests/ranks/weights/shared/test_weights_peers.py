@@ -176,8 +176,11 @@ def test_a_part_that_fails_after_another_was_made() -> None:
 
 
 @pytest.mark.usefixtures("_nothing_leaks")
-def test_more_descriptors_than_a_packet_takes() -> None:
-    where, owner = _owner(a=lambda: ({}, [_null() for _ in range(protocol.MOST_DESCRIPTORS)]))
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_more_descriptors_than_a_packet_takes(beyond: int) -> None:
+    """With one for what is said of them, and one that goes with every packet."""
+    count = protocol.MOST_DESCRIPTORS - 1 + beyond
+    where, owner = _owner(a=lambda: ({}, [_null() for _ in range(count)]))
     try:
         with pytest.raises(WeightsError, match="descriptors do not fit into one packet"):
             client.connect(where, 10)
