@@ -278,14 +278,6 @@ def test_hosts_reach_others(cluster: Cluster) -> None:
     assert "is reached from here" not in done.stderr
 
 
-def test_hosts_of_mpirun_are_reached_from_here(cluster: Cluster) -> None:
-    """The daemons of Open MPI would reach others of more than 64 hosts; here, of more than one for each."""
-    far = f"{FIRST}:1,{SECOND}:1,{ADDRESSES[SECOND]}:1"
-    few = ("--mpi-args", "--prtemca rml_base_radix 1")
-    done = cluster.run("exec", "--hosts", far, "--launcher", "mpirun", *few, script(cluster, "print('here')"))
-    assert done.returncode == 0 and done.stdout.count("here") == 3, done.stderr
-
-
 def test_a_world_of_its_own_is_refused(slurm: Cluster) -> None:
     """With a plugin that the library does not understand, MPI makes each task a world of one, in silence."""
     done = slurm.run(
