@@ -65,7 +65,8 @@ def remote_store(identity: Identity, timeout: float) -> Store:
             raise _unreached(error, identity.rank, f"{address}:{port}", timeout) from error
     # Rank 0 has ended, it seems: what was beside it may tell why.
     try:
-        until_listening(address, number, identity.rank, timeout, min(deadline, time.monotonic() + _FOLLOWING))
+        until = min(deadline, time.monotonic() + _FOLLOWING)
+        until_listening(address, number, identity.rank, timeout, until, again=True)
         return _met(make, identity, (address, number), timeout, deadline, serves=False)
     except (RuntimeError, OSError, CollectiveTimeoutError) as error:
         raise PeerLostError(_FIRST_GONE, 0) from error
@@ -176,7 +177,7 @@ def _last_news(identity: Identity) -> PeerLostError:
     address, port = meeting_place(identity)
     place, deadline = (address, parse_whole(port, 1, MAX_PORT) or 0), time.monotonic() + _FOLLOWING
     try:
-        until_listening(*place, identity.rank, _FOLLOWING, deadline)
+        until_listening(*place, identity.rank, _FOLLOWING, deadline, again=True)
         dist: ModuleType = torch_import.load("torch.distributed")
         make = _maker(dist, place, identity.world_size, _FOLLOWING, serves=False)
         _met(make, identity, place, _FOLLOWING, deadline, serves=False)
@@ -199,7 +200,7 @@ def tell_gone(identity: Identity, gone: str, late: Collection[int], seconds: flo
     serves = identity.rank == 0 and not _agent_serves()
     deadline = time.monotonic() + seconds
     if not serves:
-        until_listening(address, number, identity.rank, seconds, deadline)
+        until_listening(address, number, identity.rank, seconds, deadline, again=True)
     make = _maker(dist, (address, number), identity.world_size, seconds, serves=serves)
     store = _found(make, number, identity, ANSWERS, serves=serves)
     if store is None:

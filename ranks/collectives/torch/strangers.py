@@ -56,10 +56,12 @@ def taken(place: tuple[str, int]) -> CollectiveError:
     )
 
 
-def until_listening(address: str, port: int, rank: int, timeout: float, deadline: float) -> None:
+def until_listening(
+    address: str, port: int, rank: int, timeout: float, deadline: float, *, again: bool = False
+) -> None:
     """Waits until rank 0 can be connected to. Raises `CollectiveTimeoutError` where it cannot before the
     deadline, `CollectiveError` where another program has the port, and `OSError` where what was there has
-    ended."""
+    ended, unless what comes ``again`` in its place is waited for."""
     closed_at: float | None = None
     while True:
         left = max(0.1, deadline - time.monotonic())
@@ -69,8 +71,9 @@ def until_listening(address: str, port: int, rank: int, timeout: float, deadline
         except ConnectionResetError:
             found = Found.CLOSED
         except OSError as error:
-            if closed_at is not None:
+            if closed_at is not None and not again:
                 raise
+            closed_at = None
             if time.monotonic() + _AGAIN > deadline:
                 raise CollectiveTimeoutError(
                     f"Rank {rank} did not reach rank 0 at {address}:{port} (MASTER_ADDR, MASTER_PORT) within "

@@ -143,6 +143,23 @@ def test_a_port_that_is_passed_on_before_rank_0_is_there(monkeypatch: pytest.Mon
         strangers.until_listening(*closing(), 1, SECONDS, time.monotonic() + SECONDS)
 
 
+def test_what_comes_in_the_place_of_what_has_ended_is_waited_for() -> None:
+    """Beside rank 0 another process serves its port, once that has ended, until all have heard why."""
+    need("gloo")
+    dist = pytest.importorskip("torch.distributed")
+    place, stores = closing(), []
+
+    def follow() -> None:
+        time.sleep(0.3)
+        stores.append(dist.TCPStore(*place, 2, True, wait_for_workers=False))
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    strangers.until_listening(*place, 1, SECONDS, time.monotonic() + SECONDS, again=True)
+    follower.join()
+    assert len(stores) == 1
+
+
 def closing() -> tuple[str, int]:
     """A place where one connection is closed, and then nobody is."""
     server = socket.create_server(("127.0.0.1", 0))
