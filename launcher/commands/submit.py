@@ -165,16 +165,24 @@ def _submission(args: argparse.Namespace, chosen: System) -> Submission:
 def _checked_ranks(job: Job) -> int:
     """The number of ranks of a job whose files are here; what does not fit the model is refused."""
     from launcher.inspection.model_kinds import demand_ranks
+    from launcher.job.inputs import check_inputs
     from launcher.job.model import asked_by, check_declared, world_size
+    from launcher.submission.command import INDEX
     from launcher.tasks.run import check_job
 
     job = job.check()
     assert job.model is not None
+    # Those of an array's jobs have other names, and are looked at there.
+    here = replace(job, inputs=tuple(text for text in job.inputs if INDEX not in text))
     if job.reference.sliced:
-        return job.reference.open(world_size(job), job.key, asked_by(job)).world_size
+        found = job.reference.open(world_size(job), job.key, asked_by(job))
+        check_inputs(
+            found.inputs, here.inputs, dims=job.dims, optional=found.optional_inputs,
+            weights=found.weights.keys(),
+        )  # fmt: skip
+        return found.world_size
     ranks = demand_ranks(job.model, world_size(job), job.key)
-    # Inputs of an array's jobs have other names.
-    check_declared(job, lambda found: check_job(job, found, inputs=False))
+    check_declared(job, lambda found: check_job(here, found))
     return ranks
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from launcher.common.programs import SilentError, ask, last_line
@@ -16,7 +17,7 @@ HCCN = Path("/etc/hccn.conf")
 """Where Ascend's driver keeps the addresses of its devices' network cards."""
 _ADDRESS = re.compile(r"^\s*address_(\d{1,4})\s*=\s*(\S+)\s*$", re.MULTILINE)
 NPUS = ("npu-smi", "info", "-l")
-_MAP = ("npu-smi", "info", "-m")
+MAP = ("npu-smi", "info", "-m")
 _NPU = re.compile(r"^\s*NPU ID\s*:\s*(\d{1,4})\s*$", re.MULTILINE)
 _TOTAL = re.compile(r"^\s*(?:Total|Card) Count\s*:\s*(\d{1,4})\s*$", re.MULTILINE)
 _CHIPS = re.compile(r"^\s*Chip Count\s*:\s*(?!0*1\s*$)\d{1,4}\s*$", re.MULTILINE)
@@ -43,8 +44,7 @@ def of_npus() -> RankTable:
         text = HCCN.read_text(errors="replace")
     except FileNotFoundError:
         said = _ask("--npus", *NPUS)
-        chips = _chips(_ask("--npus", *_MAP)) if _CHIPS.search(said) else []
-        found = chips or listed_npus(said)
+        found = listed_npus(said, lambda: _ask("--npus", *MAP))
         if not found:
             raise ConfigError(f"--npus: npu-smi lists no NPU, and {HCCN} is not there") from None
         return _table(dict.fromkeys(found, ""))
@@ -63,18 +63,15 @@ def of_npus() -> RankTable:
     return _table(addresses)
 
 
-def listed_npus(said: str) -> list[int]:
+def listed_npus(said: str, mapped: Callable[[], str]) -> list[int]:
     """The numbers of the NPUs that `NPUS` lists: a container may have 4 to 7. Where it only counts them, they
-    are those from 0."""
+    are those from 0; where a card has several chips, those that `MAP`, asked by ``mapped``, lists."""
+    if _CHIPS.search(said) and (chips := _CHIP.findall(mapped())):
+        return [int(physical or number) for number, physical in chips]
     numbers = [int(number) for number in _NPU.findall(said)]
     if not numbers and (total := _TOTAL.search(said)):
         return list(range(int(total[1])))
     return numbers
-
-
-def _chips(said: str) -> list[int]:
-    """The devices that `_MAP` lists, of cards with several chips."""
-    return [int(physical or number) for number, physical in _CHIP.findall(said)]
 
 
 def _table(addresses: dict[int, str]) -> RankTable:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from launcher.checkup.base import Asked, Check, Finding
-from launcher.common.devices_here import NPUS, listed_npus
+from launcher.common.devices_here import MAP, NPUS, listed_npus
 from launcher.common.programs import SilentError, ask, last_line
 from sharding.common.text import counted
 
@@ -31,13 +31,13 @@ def _run(asked: Asked) -> Iterator[Finding]:
         yield from _cards(done.returncode, done.stdout, last_line(done))
     try:
         npus = ask(*NPUS)
+        count = len(listed_npus(npus.stdout, lambda: ask(*MAP).stdout))
     except FileNotFoundError:
         npus = None
     except SilentError as error:
         yield Finding("fail", str(error), _MANAGED)
         return
     if npus is not None:
-        count = len(listed_npus(npus.stdout))
         level = "ok" if npus.returncode == 0 and count else "fail"
         yield Finding("ok" if level == "ok" else "fail", f"{counted(count, 'Ascend NPU')}",
                       "" if level == "ok" else f"npu-smi says: {last_line(npus)}")  # fmt: skip

@@ -118,6 +118,10 @@ def test_npus(programs: Programs) -> None:
     assert found("gpus") == [Finding("ok", "2 Ascend NPUs")]
     programs(npu_smi="printf '\\tNPU ID : 0\\n'; echo 'dcmi is not there' >&2; exit 1")
     assert found("gpus") == [Finding("fail", "1 Ascend NPU", "npu-smi says: dcmi is not there")]
+    chips = "printf 'NPU ID  Chip ID  Chip Logic ID  Chip Name\\n1 0 0 A\\n1 1 1 A\\n1 2 - Mcu\\n'"
+    card = "printf 'Total Count : 1\\n\\nNPU ID : 1\\nChip Count : 2\\n'"
+    programs(npu_smi=f'if [ "$2" = -m ]; then {chips}; else {card}; fi')
+    assert found("gpus") == [Finding("ok", "2 Ascend NPUs")]
     programs(npu_smi="echo 'no card'")
     assert found("gpus") == [Finding("fail", "0 Ascend NPUs", "npu-smi says: no card")]
 

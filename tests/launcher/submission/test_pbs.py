@@ -63,10 +63,10 @@ def test_a_job_on_one_node(folder: Path) -> None:
     assert f"wrote {odd}/y.npz\n" in done.stdout and np.load(odd / "y.npz")["y"].shape == (1, 6)
     assert (odd / "it-7.log").is_file() and not list(folder.rglob("pwned"))
     failed = shardrun(
-        *("submit", "--pbs", folder / "m.onnx", "--ranks", 2, "--input", "x=none.npy", "--name", "it"),
+        *("submit", "--pbs", folder / "m.onnx", "--ranks", 2, "--input", "x=no%a.npy", "--name", "it"),
         cwd=odd, **own,
     )  # fmt: skip
-    assert failed.returncode == 2 and "none.npy" in failed.stdout, failed.stdout + failed.stderr
+    assert failed.returncode == 2 and "no%a.npy" in failed.stdout, failed.stdout + failed.stderr
 
 
 def test_a_job_on_several_nodes(folder: Path) -> None:

@@ -17,6 +17,7 @@ import onnxruntime
 import pytest
 
 from launcher.submission.systems import slurm
+from sharding import slice_model
 from tests.launcher import processes
 from tests.launcher.cli_tools import ROOT, environment, save_mlp
 from tests.launcher.cli_tools import copied as shardrun
@@ -81,9 +82,10 @@ def test_the_first_code_is_the_jobs(cluster: dict[str, str], folder: Path) -> No
     )
     assert done.returncode == 3, done.stdout + done.stderr
     assert f"[0@{HERE}] shardrun: error: rank 0 on host" in done.stdout
-    np.savez(folder / "bad.npz", z=np.ones(3, np.float32))
+    # What may be the name of an array's file is read by rank 0 only.
+    np.savez(folder / "bad%a.npz", z=np.ones(3, np.float32))
     # Without cgroups a step's end may miss a task that is just being started: that one waits for as long.
-    done = shardrun("submit", *model, "--input", "bad.npz", "--timeout", 15, cwd=folder, **cluster)
+    done = shardrun("submit", *model, "--input", "bad%a.npz", "--timeout", 15, cwd=folder, **cluster)
     assert done.returncode == 2, done.stdout + done.stderr
 
 
@@ -94,9 +96,9 @@ def test_the_first_code_is_the_jobs_where_others_hear_of_the_end_before_it(
     cluster = stand_in_slurm.install(tmp_path_factory.mktemp("stand-in"))
     (folder / "late").mkdir()
     (folder / "late" / "sitecustomize.py").write_text(ENDS_LATE)
-    np.savez(folder / "bad.npz", z=np.ones(3, np.float32))
+    np.savez(folder / "bad%a.npz", z=np.ones(3, np.float32))
     done = shardrun(
-        *("submit", "--slurm", "m.onnx", "--ranks", 2, "--nodes", 1, "--input", "bad.npz", "--timeout", 60),
+        *("submit", "--slurm", "m.onnx", "--ranks", 2, "--nodes", 1, "--input", "bad%a.npz", "--timeout", 60),
         cwd=folder, PYTHONPATH=f"{folder / 'late'}:{ROOT}", **cluster,
     )  # fmt: skip
     assert done.returncode == 2 and "[0@" in done.stdout, done.stdout + done.stderr
@@ -366,6 +368,10 @@ def test_the_script_ends_as_the_first_rank_that_failed(
     [
         (["m.onnx"], "say over how many ranks"),
         (["absent.onnx", "--ranks", "2"], "absent.onnx: no such file"),
+        (["m.onnx", "--ranks", "2", "--input", "absent.npz"], "absent.npz"),
+        (["m.onnx", "--ranks", "2", "--input", "other.npz"], "other.npz"),
+        (["slices", "--input", "other.npz"], "other.npz"),
+        (["slices", "--dim", "bacth=2"], "no such symbolic dimension"),
         (["m.onnx", "--ranks", "2", "--nodes", "3"], "at most one node for each of the 2 ranks"),
         (["m.onnx", "--ranks", "2", "--dim", "bacth=2"], "no such symbolic dimension"),
         (["m.onnx", "--ranks", "2", "--time", "1:99:00"], "expected a time above 0"),
@@ -395,6 +401,9 @@ def test_what_is_wrong_is_said_before_the_job_waits(folder: Path, arguments: lis
     (folder / "hosts.yaml").write_text("model: m.onnx\nranks: 2\nhosts: 'a:1,b:1'\n")
     (folder / "a\\b").mkdir()
     (folder / "a\ntouch pwned").mkdir()
+    np.savez(folder / "other.npz", y=np.ones((4, 8), np.float32))
+    if arguments[0] == "slices":
+        slice_model(folder / "m.onnx", 2, folder / "slices")
     done = shardrun("submit", "--slurm", *arguments, cwd=folder)
     assert done.returncode == 2 and message in done.stderr, done.stderr
     assert len(done.stderr.splitlines()) == 1 and not list(folder.glob("*.log"))
