@@ -19,7 +19,8 @@ def _run(asked: Asked) -> Iterator[Finding]:
     if seen < machine:
         held.append(f"{seen} of the machine's {machine} processors are this process's")
     if quota is not None and quota < seen:
-        held.append(f"the cgroup's quota is {quota:g} processors' time")
+        owner = "processor's" if quota == 1 else "processors'"
+        held.append(f"the cgroup's quota is {quota:g} {owner} time")
     if held:
         advice = "ask for more with the job or container, or give each rank fewer --threads"
         yield Finding("warn", f"{found}; {'; '.join(held)}", advice)

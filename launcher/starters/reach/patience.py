@@ -27,9 +27,21 @@ _CONNECT, _LIVE = "connecttimeout", ("serveraliveinterval", "serveralivecountmax
 _IDLE = {"time": 9, "intvl": 2, "probes": 3}
 """Seconds, and how often: after 15 s of silence Open MPI's daemon on a host that is cut off ends, where no
 rank of ours is there that ends it. The job has ended before: nothing in it waits for this."""
-_BY_OTHERS = ("SLURM_", "LSB_", "PBS_", "PE_HOSTFILE", "COBALT_", "LOADL_")
-"""The beginnings of variables of batch systems, whose own programs MPICH and Intel MPI may start daemons by:
-these would be given the same arguments."""
+_BY_OTHERS = (
+    *(
+        "SLURM_JOB",
+        "SLURM_NODELIST",
+        "LSB_JOB",
+        "LSB_HOSTS",
+        "LSB_MCPU_HOSTS",
+        "LSB_DJOB",
+        "PBS_JOB",
+        "PBS_NODEFILE",
+    ),
+    *("PE_HOSTFILE", "COBALT_JOB", "COBALT_NODEFILE", "LOADL_STEP", "LOADL_HOSTFILE", "LOADL_PROCESSOR_LIST"),
+)
+"""The beginnings of variables of jobs of batch systems, whose own programs MPICH and Intel MPI may start
+daemons by: these would be given the same arguments. Where such a system is, as by SLURM_CONF, is no job."""
 
 
 def options(

@@ -43,6 +43,8 @@ MPICH, INTEL = "HYDRA_LAUNCHER_EXTRA_ARGS", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_AR
         ("mpich", {"HYDRA_LAUNCHER_EXEC": "/opt/ssh"}, MPICH, OURS),
         ("mpich", {"SLURM_JOB_ID": "7"}, MPICH, None),  # srun would get them
         ("mpich", {"SLURM_JOB_ID": "7", "HYDRA_LAUNCHER": "ssh"}, MPICH, OURS),
+        ("mpich", {"SLURM_CONF": "/etc/slurm/slurm.conf", "PBS_SERVER": "h"}, MPICH, OURS),  # no job yet
+        ("intel", {"LSB_JOBID": "7"}, INTEL, None),
         ("intel", {}, INTEL, OURS),
         ("intel", {"I_MPI_HYDRA_BOOTSTRAP": "slurm"}, INTEL, None),
     ],
