@@ -325,7 +325,7 @@ def launcher_error(
     if far and not started:
         from launcher.starters.reach import words  # no part of what a start needs
 
-        message = words.not_begun(name, tail, far) or message + words.to_look_at(tail, far)
+        message = words.not_begun(name, tail, far, code) or message + words.to_look_at(tail, far)
     if not started and (advice := files_advice(_FEW_FILES)):
         message += f" It may have too few descriptors for its pipes and sockets: {advice}."
         if not far and any(re.search(_INSIDE, line) for line in tail):

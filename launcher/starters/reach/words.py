@@ -84,16 +84,16 @@ def _beginnings(lines: Sequence[str]) -> list[str]:
     return [line[:_LOOKED_AT].strip() for line in lines]
 
 
-def not_begun(name: str, tail: Sequence[str], far: Sequence[str]) -> str:
+def not_begun(name: str, tail: Sequence[str], far: Sequence[str], code: int | None = None) -> str:
     """Why nothing has begun on hosts that are reached over ssh, as far as the lines of the launching program
-    say it; else ""."""
+    say it, or its exit ``code`` where it is ssh itself; else ""."""
     if (found := unreached(tail, far)) is not None:
         return sentence(name, [found[0]] if found[0] else far, found[1])
     if lacks := lacking(tail):
         return f"{name} cannot start on {_listed(far)} what it needs there ({lacks}): {INSTALL}."
     if (daemon := daemon_ended(tail, far)) is not None:
         return daemon_sentence(name, *daemon)
-    return ""
+    return sentence(name, far) if name == "ssh" and code == _SSH_FAILED and not tail else ""
 
 
 def to_look_at(tail: Sequence[str], far: Sequence[str]) -> str:

@@ -302,3 +302,11 @@ def test_a_long_line_takes_no_more_than_its_length(kind: str, begin: str) -> Non
         Noise().sift(line)
 
     assert as_lines_do(read, LONG[kind], begin)
+
+
+def test_an_ssh_that_ends_without_a_word() -> None:
+    """As one does whose connection gets silent; what another program means by that code nobody knows."""
+    told = str(cause.launcher_error(cause.Launched("ssh", 255, [], False, ["b"])))
+    assert told.startswith("host b cannot be reached over ssh, or the connection to it was lost,")
+    told = str(cause.launcher_error(cause.Launched("agent", 255, [], False, ["b"])))
+    assert told.startswith("agent ended with exit code 255 before the ranks had started")
