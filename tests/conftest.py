@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,9 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 
 HERE = Path(__file__).parent
+_KEPT_UP_TO = pytest.StashKey[tuple[Path, int]]()
+"""The file whose tests run, and how many modules were imported when what there is was kept last."""
+_MANY_MODULES = 100
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 """Each is first given as many tests, in order."""
 
@@ -100,9 +104,21 @@ def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     os.environ.update(saved)
 
 
+def _keep_imported(item: pytest.Item) -> None:
+    """What tests have imported since, such as transformers, stays too: a test that collects cycles would look
+    through all of it, for up to a second. Between two files, when no fixture of a module holds anything."""
+    file, count = item.config.stash.get(_KEPT_UP_TO, (item.path, len(sys.modules)))
+    if file != item.path and len(sys.modules) > count + _MANY_MODULES:
+        gc.collect()
+        gc.freeze()
+        count = len(sys.modules)
+    item.config.stash[_KEPT_UP_TO] = item.path, count
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before fixtures of modules start ranks."""
+    _keep_imported(item)
     file = item.path.relative_to(HERE).as_posix()
     new = file.startswith(NEW_RANKS) or item.get_closest_marker("new_ranks") or is_drawn(item.nodeid)
     RANKS.wanted = not new

@@ -30,6 +30,11 @@ LEFT_OUT = ("launcher.cli", "launcher.serving.")
 
 
 def load(name: str) -> None:
+    if name.startswith("torch"):
+        from sharding.importers import torch_import
+
+        torch_import.load(name)  # as all of ours get it
+        return
     if not name.endswith(".*"):
         importlib.import_module(name)
         return

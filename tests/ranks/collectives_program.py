@@ -7,6 +7,7 @@ of JSON in the folder; an uncaught error is a failed test.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import functools
 import gc
@@ -42,7 +43,8 @@ FLOATS = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-6, "float64": 1e-15, 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 UNSUMMED = ["bool", "float8_e4m3fn"]
 KINDS = [*FLOATS, *INTEGERS, *UNSUMMED]
-SIZES = [0, 1, 3, 17, 768, 6144, 8192, 32768, 33001, 98304, 262145, 700_001]
+SIZES = [0, 1, 3, 17, 768, 6144, 8192, 32768, 33001, 98304, 262145, 540_001]
+"""The last one is more than shared memory's two chunks of float32, for each of two ranks."""
 
 
 def kind(name: str) -> np.dtype[Any]:
@@ -156,14 +158,19 @@ class Suite:
         self.world.all_gather(mine, out, axis)
         assert same(out, wanted), f"all_gather of {dtype}{shape} along {axis}"
         self.count("gather")
-        if type(self.world).gathering is Communicator.gathering:  # is the same call
+        # Where it is the same call; or of so much, what it makes of the others of its kind.
+        if type(self.world).gathering is Communicator.gathering or mine.nbytes > 1 << 20:
             return
         again = self.world.gathering(mine, out, axis)
         for turn in range(2):  # what lies in the buffer when it is called
-            mine[...] = np.roll(parts[self.world.rank].reshape(-1), turn).reshape(shape)
+            if turn:
+                parts = [np.roll(part.reshape(-1), turn).reshape(shape) for part in parts]
+                wanted = np.concatenate(parts, axis)
+                mine[...] = parts[self.world.rank]
+            else:
+                out[...] = 0
             again()
-            turned = [np.roll(part.reshape(-1), turn).reshape(shape) for part in parts]
-            assert same(out, np.concatenate(turned, axis)), f"gathering of {dtype}{shape} along {axis}"
+            assert same(out, wanted), f"gathering of {dtype}{shape} along {axis}"
 
     def exchange(self, shape: tuple[int, ...], dtype: np.dtype[Any], where: str = "ordinary") -> None:
         size, rank = self.world.size, self.world.rank
@@ -214,8 +221,12 @@ def same(a: Array, b: Array) -> bool:
     """The same bits in the same places."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    one, other = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (a, b))
-    return np.array_equal(one, other)
+    one, other = (np.ascontiguousarray(array) for array in (a, b))
+    return ctypes.CDLL(None).memcmp(_place(one), _place(other), ctypes.c_size_t(one.nbytes)) == 0
+
+
+def _place(array: Array) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
 
 
 def suite(world: Communicator, largest: int, light: bool, part: bool = False) -> dict[str, Any]:
@@ -260,10 +271,10 @@ def suite(world: Communicator, largest: int, light: bool, part: bool = False) ->
     for shape in [(1,), (5, 1), (2, 3, 4, 5), (0, 3), (3, 0)]:
         for axis in range(-len(shape), len(shape)):
             tests.gather(shape, kind("float32"), axis, ("ordinary", "allocated")[axis % 2])
-    for shape in [(1500, 700)] if part else [(2, 300_000), (1500, 700), (1, 700_000, 1)]:
-        for axis in range(len(shape)):
+    for shape in [(500, 700)] if part else [(2, 270_001), (500, 700), (1, 530_001, 1)]:
+        for axis in range(len(shape))[-2:]:  # before them no other is longer than 1
             tests.gather(shape, kind("float32"), axis, ("ordinary", "allocated")[axis % 2])
-    for shape in [(0,), (1,), (1, 0), (70_000,), *([] if part else [(400_001,), (3, 70_000)])]:
+    for shape in [(0,), (1,), (1, 0), (70_000,), *([] if part else [(270_001,), (3, 70_000)])]:
         for where in places[:2]:
             tests.exchange(shape, kind("float32"), where)
             for root in range(size):

@@ -8,8 +8,11 @@ import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +20,8 @@ from ranks.collectives import absence, siblings
 from ranks.identity.identity import identify
 from tests.launcher.processes import wait_until
 from tests.left_behind import holding
-from tests.ranks.collectives.test_collectives import need
+from tests.ranks import worlds
+from tests.ranks.collectives.test_collectives import HAS_TORCH, need
 
 PROGRAM = """
 import os, signal, sys, time
@@ -56,7 +60,7 @@ SECONDS = 100.0
 class Ranks:
     """Ranks that nothing of this project starts, of one host or, as they are told, of several."""
 
-    def __init__(self, size: int, several: bool) -> None:
+    def __init__(self, size: int, several: bool, folder: Path) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -68,14 +72,22 @@ class Ranks:
         if several:  # then this process is what started them
             self.environ["TORCHELASTIC_RUN_ID"] = "test"
         self.size, self.several = size, several
-        self.started: dict[int, subprocess.Popen[str]] = {}
+        self.folder = folder
+        self.started: dict[int, Any] = {}
 
-    def start(self, rank: int, death: str, dying: str, seconds: float = 0.0) -> None:
+    def start(self, rank: int, death: str, dying: str, seconds: float = 0.0, *, copied: bool = True) -> None:
+        """``copied``: as a copy of a process that has imported torch, most of what a new one would do."""
         place = (0, 1) if self.several else (rank, self.size)
         told = {"RANK": rank, "LOCAL_RANK": place[0], "LOCAL_WORLD_SIZE": place[1]}
+        environ = {**self.environ, **{name: str(value) for name, value in told.items()}}
+        command = ["-c", PROGRAM, death, dying, str(seconds)]
+        if copied:
+            output, errors = self.folder / f"{rank}.out", self.folder / f"{rank}.err"
+            server = worlds.copies(torch=HAS_TORCH)
+            self.started[rank] = server.start(command, environ, output=output, errors=errors)
+            return
         self.started[rank] = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, death, dying, str(seconds)], text=True, stdin=subprocess.DEVNULL,
-            env={**self.environ, **{name: str(value) for name, value in told.items()}},
+            [sys.executable, *command], text=True, env=environ, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
@@ -96,9 +108,10 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     size, several = request.param
     if several:
         need("gloo")
-    made = Ranks(size, several)
-    yield made
-    made.close()
+    with tempfile.TemporaryDirectory() as folder:
+        made = Ranks(size, several, Path(folder))
+        yield made
+        made.close()
 
 
 @pytest.mark.parametrize(
@@ -132,7 +145,8 @@ def test_the_others_learn_of_it(ranks: Ranks, dead: int, death: str) -> None:
 @pytest.mark.parametrize("ranks", [(2, False), (2, True)], indirect=True, ids=["one host", "several"])
 def test_who_has_joined_has_no_process_beside_it(ranks: Ranks) -> None:
     for rank in range(2):
-        ranks.start(rank, "pass", "")
+        # Until rank 1 comes they are there, long enough to be seen. Of one host they begin as a user's do.
+        ranks.start(rank, "pass", "1", 2.0, copied=ranks.several)
     try:
         assert wait_until(lambda: len(holding(ranks.mark)) == 4, SECONDS), holding(ranks.mark)
     finally:
@@ -204,10 +218,14 @@ def test_who_ends_while_torch_joins(ranks: Ranks, dead: int, death: str) -> None
     ids=["one host", "several"],
 )
 def test_who_ends_while_torch_makes_another_group(ranks: Ranks, says: str) -> None:
-    """It has joined, and nothing is beside it any more; the others are connected to it."""
+    """It has joined, and nothing is beside it any more; the others are connected to it. Rank 2 is done by
+    then: else it might hear of it from rank 0."""
     need("gloo")
     ranks.environ |= {"SHARDRUN_COLLECTIVES": "gloo", "TEST_SPLIT": "1"}
-    death = INSIDE.format(function="new_group", death="os.kill(os.getpid(), signal.SIGKILL)")
+    wait = (
+        f"[time.sleep(0.02) for _ in iter(lambda: open({str(ranks.folder / '2.out')!r}).read(), 'joined\\n')]"
+    )
+    death = INSIDE.format(function="new_group", death=f"({wait}, os.kill(os.getpid(), signal.SIGKILL))")
     began = time.monotonic()
     for rank in range(3):
         ranks.start(rank, death, "1")

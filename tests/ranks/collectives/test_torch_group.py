@@ -7,8 +7,6 @@ import contextlib
 import gc
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.ranks import worlds
 from tests.ranks.threads import until
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -33,7 +32,6 @@ from ranks.identity.place import Identity  # noqa: E402
 from ranks.talk.connect import _connections, cut_to  # noqa: E402
 from tests.ranks.fake_nccl import Library, connected, installed  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[3]
 TWO, THREE = Identity(0, 2, 0, 1), Identity(0, 3, 0, 1)
 REMOTE = (
     "NCCL error in: NCCLUtils.cpp:77, remote process exited or there was a network error\nncclRemoteError"
@@ -629,21 +627,29 @@ fake_nccl.main(script)
 """
 
 
+def run(script: str, folder: Path) -> tuple[int, str, str]:
+    """In a process that has imported torch, and is taken apart at its end as any other."""
+    output, errors = folder / "output", folder / "errors"
+    process = worlds.copies(torch=True).start(["-c", script], os.environ, output=output, errors=errors)
+    try:
+        said = process.communicate(100)
+    finally:
+        process.kill()
+    return process.wait(), *said
+
+
 @pytest.mark.parametrize(
     ("end", "error"),
     [("group.leave()", ""), ("pass", REMOTE), ("world.close(); raise SystemExit(3)", "")],
     ids=["leaves", "ends", "closes"],
 )
-def test_a_script_that_catches_the_error_ends(end: str, error: str) -> None:
+def test_a_script_that_catches_the_error_ends(end: str, error: str, tmp_path: Path) -> None:
     """Leaving, closing, or nothing but the end of the script: a kernel that hangs holds up none of them."""
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(end=end, error=error)],
-        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert done.stdout.split() == ["PeerLostError" if error else "CollectiveTimeoutError"], done.stderr
-    assert done.returncode == (3 if "Exit" in end else 0), done.stderr
-    assert not done.stderr and time.monotonic() - began < 60
+    code, output, errors = run(SCRIPT.format(end=end, error=error), tmp_path)
+    assert output.split() == ["PeerLostError" if error else "CollectiveTimeoutError"], errors
+    assert code == (3 if "Exit" in end else 0), errors
+    assert not errors and time.monotonic() - began < 60
 
 
 UNCLOSED = """
@@ -659,12 +665,10 @@ print("end of the script", flush=True)
 """
 
 
-def test_a_communicator_that_nobody_closes_is_left_at_the_end() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", UNCLOSED], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0 and not done.stderr, done.stderr
-    assert done.stdout.splitlines() == ["end of the script", "destroyed None"]
+def test_a_communicator_that_nobody_closes_is_left_at_the_end(tmp_path: Path) -> None:
+    code, output, errors = run(UNCLOSED, tmp_path)
+    assert code == 0 and not errors, errors
+    assert output.splitlines() == ["end of the script", "destroyed None"]
 
 
 @pytest.mark.parametrize(("count", "index"), [(1, 0), (2, 1), (4, 1)])

@@ -33,14 +33,14 @@ class Sliced:
     folder: Path
 
 
-@pytest.fixture(scope="module", params=["fixed", "open"])
-def batch(request: pytest.FixtureRequest) -> int | str:
-    return 3 if request.param == "fixed" else "batch"
-
-
 @pytest.fixture(scope="module")
 def fixed(tmp_path_factory: pytest.TempPathFactory) -> Sliced:
     return make(tmp_path_factory.mktemp("fixed"), 3)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Sliced:
+    return make(tmp_path_factory.mktemp("open"), "batch")
 
 
 def make(folder: Path, batch: int | str) -> Sliced:
@@ -75,11 +75,9 @@ def check_tutorial_output(output: str, whole: Path) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("sliced", ["by hand", "by sharding"])
-def test_tutorial_started_by_mpirun(sliced: str, fixed: Sliced, tmp_path: Path) -> None:
-    whole, path = fixed.whole, fixed.by_hand
-    if sliced == "by sharding":
-        whole, path = fixed.folder.parent / "big.onnx", str(fixed.folder / "rank_{}.onnx")
+def test_tutorial_started_by_mpirun(fixed: Sliced, tmp_path: Path) -> None:
+    """Of files that were sliced; of those by hand the others are started."""
+    whole, path = fixed.folder.parent / "big.onnx", str(fixed.folder / "rank_{}.onnx")
     done = run([*mpirun(2), *EXEC, EXAMPLES / "distributed_mpirun.py", "--model_path", path], tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(line for line in done.stdout.splitlines() if line.startswith("rank id")) == [
@@ -137,18 +135,11 @@ def by_hand(paths: list[str], config_file: Path) -> list[str]:
     return ["bash", "-c", f"{commands[0]} & {commands[1]}; code=$?; wait $! && exit $code"]
 
 
-def test_tutorial_started_by_two_commands(fixed: Sliced, tmp_path: Path) -> None:
-    paths = [fixed.by_hand.format(rank) for rank in range(2)]
-    done = run(by_hand(paths, EXAMPLES / "config_file.ini"), tmp_path)
-    assert done.returncode == 0, done.stderr
-    check_tutorial_output(done.stdout, fixed.whole)
-    assert done.stderr.count("target 'ascend' runs on the CPU") == 2
-
-
 def test_slice_folder_by_two_commands(fixed: Sliced, tmp_path: Path) -> None:
     done = run(by_hand([str(fixed.folder)] * 2, EXAMPLES / "config_file.ini"), tmp_path)
     assert done.returncode == 0, done.stderr
     check_tutorial_output(done.stdout, fixed.folder.parent / "big.onnx")
+    assert done.stderr.count("target 'ascend' runs on the CPU") == 2
 
 
 def test_shard_of_another_rank_is_refused(fixed: Sliced, tmp_path: Path) -> None:
@@ -159,9 +150,8 @@ def test_shard_of_another_rank_is_refused(fixed: Sliced, tmp_path: Path) -> None
     assert "Traceback" not in done.stderr
 
 
-def test_resize_on_ranks(batch: int | str, tmp_path: Path) -> None:
+def test_resize_on_ranks(fixed: Sliced, opened: Sliced, tmp_path: Path) -> None:
     """Open and fixed dimensions of a rank model change like those of a whole one, on all ranks together."""
-    sliced = make(tmp_path, batch)
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
@@ -193,18 +183,19 @@ def test_resize_on_ranks(batch: int | str, tmp_path: Path) -> None:
             """
         )
     )
-    command = [*EXEC, "--ranks", "2", "--launcher", "local", script, sliced.by_hand, sliced.folder]
+    command = [*EXEC, "--ranks", "2", "--launcher", "local", script]
+    command += [path for sliced in (fixed, opened) for path in (sliced.by_hand, sliced.folder)]
     done = run(command, tmp_path)
     assert done.returncode == 0, done.stderr
     results = [
         np.array(json.loads(line[line.index("[[") :])) for line in done.stdout.splitlines() if "[[" in line
     ]
-    assert len(results) == 6
+    assert len(results) == 12
     for index, found in enumerate(results):
         rows = (5, 3, 5)[index % 3]
         data = np.random.default_rng(rows).standard_normal((rows, 8)).astype(np.float32)
         model = tmp_path / "m.onnx"
-        api_models.linear(model, width=16 if index < 3 else 512)
+        api_models.linear(model, width=16 if index % 6 < 3 else 512)
         np.testing.assert_allclose(found, oracle(model, data), rtol=1e-4, atol=1e-4)
 
 
@@ -232,16 +223,15 @@ def test_program_takes_an_open_dimension(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tutorial", ["mpirun", "rank table"])
-def test_tutorials_take_open_dimensions(tutorial: str, tmp_path: Path) -> None:
-    sliced = make(tmp_path, "batch")
-    paths = [sliced.by_hand.format(rank) for rank in range(2)]
+def test_tutorials_take_open_dimensions(tutorial: str, opened: Sliced, tmp_path: Path) -> None:
+    paths = [opened.by_hand.format(rank) for rank in range(2)]
     command = by_hand(paths, EXAMPLES / "config_file.ini")
     if tutorial == "mpirun":
         program = EXAMPLES / "distributed_mpirun.py"
-        command = [*map(str, [*EXEC, "--ranks", "2", program]), "--model_path", sliced.by_hand]
+        command = [*map(str, [*EXEC, "--ranks", "2", program]), "--model_path", opened.by_hand]
     done = run(command, tmp_path)
     assert done.returncode == 0, done.stderr
-    expected = oracle(sliced.whole, np.ones((1, 8), np.float32)).flatten()
+    expected = oracle(opened.whole, np.ones((1, 8), np.float32)).flatten()
     lines = [line.split("] ")[-1] for line in done.stdout.splitlines()]
     values = [printed_values(line) for line in lines if line.startswith("output data")]
     assert len(values) == 2

@@ -20,6 +20,7 @@ import ranks
 from ranks import Context, Model, ModelGroup, ModelGroupFlag, ModelType
 from ranks.errors import ModelError, ShardrunError
 from ranks.lite import membership, workspace
+from tests.launcher import cli_tools
 from tests.ranks.api_models import linear, linear_ranks
 from tests.sharding import graphs
 
@@ -234,17 +235,18 @@ def test_a_rank_is_measured_as_a_process_of_its_own(
     assert workspace.measure(job(paths[0])) > 0
 
 
-def run(program: str, *arguments: str, environment: dict[str, str] | None = None) -> Any:
-    """Runs a program in a fresh process, whose arena is not made yet; the JSON on its last line."""
-    done = subprocess.run(
-        [sys.executable, "-c", HEAD + textwrap.dedent(program), *arguments],
-        cwd=ROOT,
-        env={**os.environ, **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def run(program: str, *arguments: str, environment: dict[str, str] | None = None, copied: bool = True) -> Any:
+    """Runs a program in a process whose arena is not made yet; the JSON on its last line. ``copied``: it is
+    a copy of one that has imported what it needs, whose memory it shares until it is written to."""
+    words = ["-c", HEAD + textwrap.dedent(program), *arguments]
+    environ = {**cli_tools.environment(SHARDRUN_CACHE=os.environ["SHARDRUN_CACHE"]), **(environment or {})}
+    if copied:
+        done = cli_tools.copies().run(words, environ, ROOT, 120)
+    else:
+        done = subprocess.run(
+            [sys.executable, *words], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120,
+            check=False,
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -313,7 +315,7 @@ def test_equal_weights_are_in_memory_once(by: str, tmp_path: Path) -> None:
     """.replace("BY", repr(by))
     environment = {"SHARDRUN_CACHE": str(tmp_path / "cache")}
     for _ in range(2):  # the first one prepares the weights
-        told = run(program, *paths, environment=environment)
+        told = run(program, *paths, environment=environment, copied=False)
         x = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
         assert_right(told["found"], answers(paths, x))
         assert told["files"] == 5  # three of both, and one of each
@@ -451,7 +453,7 @@ def test_a_resized_model_shares_its_weights_too(tmp_path: Path) -> None:
     """
     environment = {"SHARDRUN_CACHE": str(tmp_path / "cache")}
     for _ in range(2):
-        found, grown, files = run(program, str(path), environment=environment)
+        found, grown, files = run(program, str(path), environment=environment, copied=False)
     assert files == 4
     assert grown < 0.25 * 3 * 1024 * 1024 * 4
     source.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"

@@ -15,6 +15,7 @@ from ranks import Context, Model, ModelGroup, ModelGroupFlag, ModelParallelRunne
 from ranks.errors import ShardrunError
 from tests.launcher.inspection.test_no_tensors import CASES, _same, _save
 from tests.sharding import graphs
+from tests.turns import in_turns
 
 pytestmark = [
     pytest.mark.usefixtures("single"),
@@ -26,6 +27,9 @@ DECLARED: dict[str, Any] = {
     "fewer axes": [1, "length"], "more axes": [1, 128, 1, 1], "other lengths": [1, 128, 2], "one axis": [3],
     "a scalar": [],
 }  # fmt: skip
+
+
+WORKSPACES = ["SHARE_WORKSPACE", "SHARE_WEIGHT_WORKSPACE"]
 
 
 def odd(path: Path, declared: Any) -> str:
@@ -52,15 +56,18 @@ def check(found: Any, want: Any) -> None:
     _same(found, want)
 
 
-@pytest.mark.parametrize("name", DECLARED)
-@pytest.mark.parametrize("flag", ["SHARE_WEIGHT", "SHARE_WORKSPACE", "SHARE_WEIGHT_WORKSPACE"])
-def test_models_of_a_group(name: str, flag: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "workspace", "flag"),
+    [(name, False, "SHARE_WEIGHT") for name in DECLARED]
+    + [(name, True, flag) for name, flag in in_turns(list(DECLARED), WORKSPACES)],
+)
+def test_models_of_a_group(name: str, workspace: bool, flag: str, tmp_path: Path) -> None:
     """Each length is given twice: buffers that are kept come into play."""
     paths = [odd(tmp_path / f"{number}.onnx", DECLARED[name]) for number in range(2)]
     plain = session(paths[0])
     group = ModelGroup(ModelGroupFlag[flag])
     group.add_model(paths)
-    if flag != "SHARE_WEIGHT":
+    if workspace:
         group.cal_max_size_of_workspace(ModelType.ONNX, Context())
     models = [Model(), Model()]
     for model, path in zip(models, paths, strict=True):

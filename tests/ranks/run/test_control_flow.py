@@ -74,30 +74,46 @@ def _run(folder: Path, by_rank: list[list[Feeds]]) -> list[Any]:
 
 
 def _check(path: Path, folder: Path, feeds: list[Feeds], worlds: tuple[int, ...] = (2, 3)) -> None:
-    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
-    expected = [session.run(None, feed) for feed in feeds]
     for world in worlds:
         sharding.slice_model(path, world, folder)
-        for results in _run(folder, [feeds] * world):
-            for found, wanted in zip(results, expected, strict=True):
-                assert not isinstance(found, ModelError), found
-                for ours, theirs in zip(found, wanted, strict=True):
-                    assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
-                    scale = max(np.abs(theirs).max(initial=0), 1e-6)
-                    assert np.abs(ours - theirs).max(initial=0) <= 1e-4 * scale
+        _compare(path, folder, feeds, world)
+
+
+def _compare(path: Path, folder: Path, feeds: list[Feeds], world: int) -> None:
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    expected = [session.run(None, feed) for feed in feeds]
+    for results in _run(folder, [feeds] * world):
+        for found, wanted in zip(results, expected, strict=True):
+            assert not isinstance(found, ModelError), found
+            for ours, theirs in zip(found, wanted, strict=True):
+                assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+                scale = max(np.abs(theirs).max(initial=0), 1e-6)
+                assert np.abs(ours - theirs).max(initial=0) <= 1e-4 * scale
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A merged decoder, and its slices for two ranks, which are only read."""
+    folder = tmp_path_factory.mktemp("decoder")
+    path = merged_decoder.build(folder / "model.onnx")
+    sharding.slice_model(path, 2, folder / "out")
+    return path, folder / "out"
 
 
 def _x(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def test_a_merged_decoder_answers_for_both_conditions_in_turn(tmp_path: Path) -> None:
+def test_a_merged_decoder_answers_for_both_conditions_in_turn(
+    decoder: tuple[Path, Path], tmp_path: Path
+) -> None:
     """The same shapes again and again, so that planned runs are met, too."""
-    path = merged_decoder.build(tmp_path / "model.onnx")
+    path, slices = decoder
     feeds = [
         merged_decoder.feeds(past=past, length=n) for n in (3, 1, 3) for past in (False, True, True, False)
     ]
-    _check(path, tmp_path / "out", feeds)
+    _compare(path, slices, feeds, 2)
+    _check(path, tmp_path / "out", feeds, worlds=(3,))
 
 
 def test_a_loop_ends_by_count_by_condition_and_before_its_first_turn(tmp_path: Path) -> None:
@@ -135,10 +151,13 @@ def test_a_scan_from_the_end_along_other_axes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["condition", "turns", "scanned"])
-def test_ranks_that_would_go_different_ways_refuse_together(what: str, tmp_path: Path) -> None:
+def test_ranks_that_would_go_different_ways_refuse_together(
+    what: str, decoder: tuple[Path, Path], tmp_path: Path
+) -> None:
     """Each names both ranks; after that they answer as before."""
+    slices = tmp_path / "out"
     if what == "condition":
-        path = merged_decoder.build(tmp_path / "model.onnx")
+        slices = decoder[1]
         right = merged_decoder.feeds(past=True)
         other: Feeds = {**right, "use_cache_branch": np.array([False])}
         told = "the condition is True on rank 0 of the group and False on rank 1"
@@ -152,17 +171,19 @@ def test_ranks_that_would_go_different_ways_refuse_together(what: str, tmp_path:
         right = {"x": _x(2, 2, 24), "first": _x(2, 24)}
         other = {**right, "x": _x(3, 2, 24)}
         told = "the number of turns is 2 on rank 0 of the group and 3 on rank 1"
-    sharding.slice_model(path, 2, tmp_path / "out")
-    for error, answer in _run(tmp_path / "out", [[right, right], [other, right]]):
+    if what != "condition":
+        sharding.slice_model(path, 2, slices)
+    for error, answer in _run(slices, [[right, right], [other, right]]):
         assert isinstance(error, ModelError)
         assert "The ranks disagree at " in str(error) and told in str(error)
         assert not isinstance(answer, ModelError)
 
 
-def test_ranks_whose_branches_exchange_differently_are_refused(tmp_path: Path) -> None:
-    path = merged_decoder.build(tmp_path / "model.onnx")
-    sharding.slice_model(path, 2, tmp_path / "out")
-    model = onnx.load(tmp_path / "out" / "rank_1.onnx", load_external_data=False)
+def test_ranks_whose_branches_exchange_differently_are_refused(
+    decoder: tuple[Path, Path], tmp_path: Path
+) -> None:
+    slices = decoder[1]
+    model = onnx.load(slices / "rank_1.onnx", load_external_data=False)
     (control,) = [node for node in model.graph.node if node.op_type == "If"]
     branch = control.attribute[0].g
     last = [node for node in branch.node if node.op_type == "AllReduce"][-1]
@@ -171,9 +192,9 @@ def test_ranks_whose_branches_exchange_differently_are_refused(tmp_path: Path) -
     del model.metadata_props[:]
     (tmp_path / "loose").mkdir()
     for name in ("rank_0.data", "rank_1.data"):
-        (tmp_path / "loose" / name).write_bytes((tmp_path / "out" / name).read_bytes())
+        (tmp_path / "loose" / name).write_bytes((slices / name).read_bytes())
     (tmp_path / "loose" / "rank_1.onnx").write_bytes(model.SerializeToString())
-    other = onnx.load(tmp_path / "out" / "rank_0.onnx", load_external_data=False)
+    other = onnx.load(slices / "rank_0.onnx", load_external_data=False)
     del other.metadata_props[:]
     (tmp_path / "loose" / "rank_0.onnx").write_bytes(other.SerializeToString())
 
@@ -215,9 +236,8 @@ def test_what_two_branches_share_is_prepared_once(tmp_path: Path, monkeypatch: p
     assert len(blobs) == 4, "two weights, of each a half on either rank"
 
 
-def test_weights_in_bodies_can_be_replaced_while_serving(tmp_path: Path) -> None:
-    path = merged_decoder.build(tmp_path / "model.onnx")
-    sharding.slice_model(path, 2, tmp_path / "out")
+def test_weights_in_bodies_can_be_replaced_while_serving(decoder: tuple[Path, Path], tmp_path: Path) -> None:
+    path, folder = decoder
     feeds = [merged_decoder.feeds(past=past) for past in (True, False)]
     changed = onnx.load(path)
     (held,) = [tensor for tensor in changed.graph.initializer if tensor.name == "up0"]
@@ -226,7 +246,6 @@ def test_weights_in_bodies_can_be_replaced_while_serving(tmp_path: Path) -> None
     (tmp_path / "changed.onnx").write_bytes(changed.SerializeToString())
 
     def work(communicator: FakeCommunicator) -> list[Any]:
-        folder = tmp_path / "out"
         loaded = executor.load(folder, communicator=communicator, threads=1, variable_weights=["up0"])
         before = [loaded.run(feed) for feed in feeds]
         loaded.update_weights({"up0": new})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import resource
@@ -47,8 +48,11 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return made
 
 
+@functools.cache
 def weight(seed: int, *shape: int) -> np.ndarray[Any, Any]:
-    return (np.random.default_rng(seed).standard_normal(shape) / 16).astype(np.float32)
+    made = (np.random.default_rng(seed).standard_normal(shape) / 16).astype(np.float32)
+    made.setflags(write=False)
+    return made
 
 
 def mlp(seeds: tuple[int, ...] = (1, 2), size: int = SIZE) -> onnx.ModelProto:
@@ -266,9 +270,10 @@ def worker(model: Path, cache: Path, kind: str = "store", rows: int = 1) -> subp
     )  # fmt: skip
 
 
-@pytest.fixture
-def big(tmp_path: Path) -> Path:
-    return save(mlp((1, 2, 3, 4), size=1024), tmp_path / "big.onnx")
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that is only read."""
+    return save(mlp((1, 2, 3, 4), size=1024), tmp_path_factory.mktemp("big") / "big.onnx")
 
 
 def test_processes_hold_the_weights_once(store: Store, big: Path, tmp_path: Path) -> None:

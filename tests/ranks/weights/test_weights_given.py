@@ -5,41 +5,29 @@ The right answer is ONNX Runtime's on the file."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
 import ranks
 from ranks.errors import ShardrunError
-from tests.launcher.cli_tools import environment, save_mlp
+from tests.launcher.cli_tools import copies, environment, save_mlp
+from tests.ranks.given_forms import FORMS, X, given
 
-X = np.random.default_rng(5).standard_normal((3, 8), np.float32)
-FORMS: dict[str, Callable[[str], Any]] = {
-    "path": str,
-    "bytes": lambda path: Path(path).read_bytes(),
-    "bytearray": lambda path: bytearray(Path(path).read_bytes()),
-    "memoryview": lambda path: memoryview(Path(path).read_bytes()),
-    "ModelProto": onnx.load,
-}
 CHILD = """
 import json, sys
-import numpy as np
 import ranks
-from tests.ranks.weights.test_weights_given import FORMS, X, ir
+from tests.ranks.given_forms import X, given
 path, handle, kinds = sys.argv[1:]
 found = {}
 for kind in json.loads(kinds):
-    model = ir.load(path) if kind == "onnx_ir.Model" else FORMS[kind](path)
     try:
-        with ranks.attach(handle, model) as attached:
+        with ranks.attach(handle, given(kind, path)) as attached:
             found[kind] = attached.predict([X])[0].get_data_to_numpy().tolist()
     except RuntimeError as error:
         found[kind] = str(error)
@@ -67,11 +55,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _attached(path: str, handle: Any, kinds: list[str], tmp_path: Path) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, path, str(handle), json.dumps(kinds)],
-        capture_output=True, text=True, timeout=120, check=False,
-        env=environment(SHARDRUN_CACHE=str(tmp_path / "cache"), TMPDIR=str(tmp_path)),
-    )  # fmt: skip
+    environ = environment(SHARDRUN_CACHE=str(tmp_path / "cache"), TMPDIR=str(tmp_path))
+    done = copies().run(["-c", CHILD, path, str(handle), json.dumps(kinds)], environ, Path.cwd(), 120)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -88,7 +73,7 @@ def test_every_form_of_a_file_is_the_same_model(kind: str, path: str, answer: An
 
 def test_a_model_of_onnx_ir_is_shared_with_its_like(path: str, answer: Any, tmp_path: Path) -> None:
     """It is written anew, so that its content differs from the file's: others say so and what to do."""
-    with ranks.share_weights(ir.load(path)) as owner:
+    with ranks.share_weights(given("onnx_ir.Model", path)) as owner:
         np.testing.assert_allclose(owner.predict([X])[0].get_data_to_numpy(), answer, rtol=1e-4, atol=1e-4)
         found = _attached(path, owner.handle, ["onnx_ir.Model", "path"], tmp_path)
     np.testing.assert_allclose(found["onnx_ir.Model"], answer, rtol=1e-4, atol=1e-4)
