@@ -1,5 +1,6 @@
 """Small ONNX graphs for tests of slicing, from text: https://onnx.ai/onnx/intro/python.html#text."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,21 @@ def session(model: Path | bytes | onnx.ModelProto, *, optimized: bool = True) ->
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     content = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+SMALL_BYTES = 1 << 26
+
+
+def digest(folder: Path) -> str | None:
+    """Of the names and bytes of its files: what was made of them holds as long as it is the same. The times
+    of files are too coarse for that. None where they are large: nothing is to be kept of those."""
+    paths = sorted(path for path in folder.iterdir() if path.is_file())
+    if sum(path.stat().st_size for path in paths) > SMALL_BYTES:
+        return None
+    found = hashlib.sha256()
+    for path in paths:
+        found.update(repr((path.name, path.stat().st_size)).encode() + path.read_bytes())
+    return found.hexdigest()
 
 
 MLP = """

@@ -5,6 +5,7 @@ ranks are at the same one with equal types and shapes.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import re
@@ -18,6 +19,7 @@ import onnx
 import onnxruntime
 
 from sharding.slices.manifest import Manifest, read_manifest, verify_shard
+from tests.sharding.graphs import digest
 from tests.sharding.graphs import session as plain_session
 
 if TYPE_CHECKING:
@@ -35,11 +37,13 @@ def run_slices(folder: Path, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[
     Each rank is fed its part of a state, and the parts that ranks return are put together. Data groups and
     micro-batches get pieces of the batch, of uneven lengths, and their outputs are joined.
     """
-    manifest = read_manifest(folder)
+    found = digest(folder)
+    opened = _opened(folder, found, onnxruntime.SessionOptions) if found else _Opened(folder, keeps=False)
+    manifest = opened.manifest
     pieces = manifest.mesh.length("data") * manifest.micro_batches
     batch = manifest.batch
     if pieces == 1:
-        return _run_piece(folder, manifest, 0, feeds)
+        return _run_piece(opened, 0, feeds)
     lengths = {feeds[name].shape[axis] for name, axis in batch.inputs.items()}
     (length,) = lengths
     bounds = np.linspace(0, length, pieces + 1).astype(int)
@@ -51,7 +55,7 @@ def run_slices(folder: Path, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[
             name: np.take(array, range(start, end), batch.inputs[name]) if name in batch.inputs else array
             for name, array in feeds.items()
         }
-        results.append(_run_piece(folder, manifest, number // manifest.micro_batches, part))
+        results.append(_run_piece(opened, number // manifest.micro_batches, part))
     return [
         {
             name: np.concatenate([result[place][name] for result in results], batch.outputs[name])
@@ -61,9 +65,8 @@ def run_slices(folder: Path, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[
     ]
 
 
-def _run_piece(
-    folder: Path, manifest: Manifest, group: int, feeds: Mapping[str, np.ndarray[Any, Any]]
-) -> list[Arrays]:
+def _run_piece(opened: "_Opened", group: int, feeds: Mapping[str, np.ndarray[Any, Any]]) -> list[Arrays]:
+    manifest = opened.manifest
     mesh, mail, results = manifest.mesh, defaultdict[Any, Any](deque), list[list[Arrays]]()
     world = mesh.length("tensor")
     own = [
@@ -81,7 +84,7 @@ def _run_piece(
         ranks = [
             mesh.rank(data=group, pipeline=stage, tensor=place) for place in range(mesh.length("tensor"))
         ]
-        results.append(_run_stage(folder, manifest, ranks, stage, own, mail))
+        results.append(_run_stage(opened, ranks, stage, own, mail))
     assert not any(mail.values()), "something was sent that nobody received"
     names = [output.name for output in manifest.outputs]
     found = [
@@ -123,30 +126,60 @@ def _split(placement: str) -> tuple[int, int, int]:
     return int(found[1]), int(found[2] or 1), int(found[3] or 1)
 
 
+class _Opened:
+    """The rank models of a folder, each verified and read once; the parts that were made into sessions."""
+
+    def __init__(self, folder: Path, *, keeps: bool = True) -> None:
+        self.folder, self.manifest, self.keeps = folder, read_manifest(folder), keeps
+        self.models: dict[int, onnx.ModelProto] = {}
+        self.sessions: dict[bytes, onnxruntime.InferenceSession] = {}
+
+    def model(self, rank: int, stage: int) -> onnx.ModelProto:
+        if rank not in self.models:
+            manifest = self.manifest
+            entry = verify_shard(self.folder, manifest, rank, manifest.world_size)
+            model = onnx.load(self.folder / entry.model, load_external_data=False)
+            properties = {item.key: item.value for item in model.metadata_props}
+            assert properties["shardrun.mesh"] == str(manifest.mesh)
+            layout = json.loads(properties["shardrun.layout"])
+            own = [name for name, place in layout["outputs"] if place == stage]
+            assert own == [output.name for output in model.graph.output]
+            _check_state(model, manifest, properties, own)
+            self.models[rank] = model
+        return self.models[rank]
+
+    def session(self, content: bytes) -> onnxruntime.InferenceSession:
+        """The weights of a part lie in the folder's files, so it must be a file there. It is often the same
+        for several ranks, turns of a loop or steps."""
+        if content not in self.sessions:
+            path = self.folder / ".segment.onnx"
+            try:
+                path.write_bytes(content)
+                made = plain_session(path)
+            finally:
+                path.unlink()
+            if not self.keeps:
+                return made
+            self.sessions[content] = made
+        return self.sessions[content]
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(folder: Path, digest: str, options: Any) -> _Opened:
+    """``options``: sessions are others where a test has other ones made."""
+    return _Opened(folder)
+
+
 def _run_stage(
-    folder: Path,
-    manifest: Manifest,
-    ranks: list[int],
-    stage: int,
-    feeds: list[Arrays],
-    mail: Mail,
+    opened: _Opened, ranks: list[int], stage: int, feeds: list[Arrays], mail: Mail
 ) -> list[Arrays]:
-    models = []
-    for rank in ranks:
-        entry = verify_shard(folder, manifest, rank, manifest.world_size)
-        models.append(onnx.load(folder / entry.model, load_external_data=False))
-        properties = {item.key: item.value for item in models[-1].metadata_props}
-        assert properties["shardrun.mesh"] == str(manifest.mesh)
-        layout = json.loads(properties["shardrun.layout"])
-        own = [name for name, place in layout["outputs"] if place == stage]
-        assert own == [output.name for output in models[-1].graph.output]
-        _check_state(models[-1], manifest, properties, own)
+    models = [opened.model(rank, stage) for rank in ranks]
     taken = {item.name for item in models[0].graph.input}
     values: list[Arrays] = [{name: own[name] for name in own if name in taken} for own in feeds]
     parts = [_parts(model) for model in models]
     assert len({len(part) for part in parts}) == 1, "ranks have differing numbers of collectives"
     _check_order(models[0])
-    _run_parts(models, parts, values, folder, stage, mail)
+    _run_parts(models, parts, values, opened, stage, mail)
     return [
         {output.name: held[output.name] for output in model.graph.output}
         for model, held in zip(models, values, strict=True)
@@ -178,7 +211,7 @@ def _run_parts(
     models: list[onnx.ModelProto],
     parts: list[Any],
     values: list[Arrays],
-    folder: Path,
+    opened: _Opened,
     stage: int,
     mail: Mail,
 ) -> None:
@@ -186,18 +219,18 @@ def _run_parts(
     ranks = [_Rank(model) for model in models]
     for step in zip(*parts, strict=True):
         for rank, held, (nodes, _) in zip(ranks, values, step, strict=True):
-            _run_segment(rank, nodes, held, folder)
+            _run_segment(rank, nodes, held, opened)
         last = [node for _, node in step]
         if last[0] is None:
             continue
         if last[0].op_type in {"If", "Loop", "Scan"}:
-            _run_control(models, last, values, folder)
+            _run_control(models, last, values, opened)
         else:
             _combine(last, values, stage, mail)
 
 
 def _run_control(
-    models: list[onnx.ModelProto], nodes: list[onnx.NodeProto], values: list[Arrays], folder: Path
+    models: list[onnx.ModelProto], nodes: list[onnx.NodeProto], values: list[Arrays], opened: _Opened
 ) -> None:
     """Control flow with collectives in its bodies: all ranks run the same body in step."""
     first = nodes[0]
@@ -220,7 +253,7 @@ def _run_control(
         ]
         parts = [_parts(model) for model in inner]
         assert len({len(part) for part in parts}) == 1, "ranks have differing numbers of collectives"
-        _run_parts(inner, parts, held, folder, 0, defaultdict(deque))
+        _run_parts(inner, parts, held, opened, 0, defaultdict(deque))
         return [[h[item.name] for item in model.graph.output] for model, h in zip(inner, held, strict=True)]
 
     def alike(name: str) -> np.ndarray[Any, Any]:
@@ -393,17 +426,11 @@ class _Rank:
         return segment.SerializeToString(), fed, given
 
 
-def _run_segment(rank: _Rank, nodes: list[onnx.NodeProto], values: Arrays, folder: Path) -> None:
+def _run_segment(rank: _Rank, nodes: list[onnx.NodeProto], values: Arrays, opened: _Opened) -> None:
     content, fed, given = rank.segment(nodes, values)
-    if not given:
-        return
-    path = folder / ".segment.onnx"
-    try:
-        path.write_bytes(content)
-        session = plain_session(path)
-    finally:
-        path.unlink()
-    values.update(zip(given, session.run(given, {name: values[name] for name in fed}), strict=True))
+    if given:
+        found = opened.session(content).run(given, {name: values[name] for name in fed})
+        values.update(zip(given, found, strict=True))
 
 
 def _reads(node: onnx.NodeProto) -> set[str]:
@@ -459,9 +486,15 @@ def _pass_on(node: Any, held: Arrays, place: int, stage: int, mail: Mail) -> Non
 
 def reference(model: Path, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
     """Plain ONNX Runtime's outputs on the unsliced model."""
-    session = plain_session(model)
+    found = digest(model.parent)
+    session = _whole(model, found, onnxruntime.SessionOptions) if found else plain_session(model)
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+
+@functools.lru_cache(maxsize=1)
+def _whole(model: Path, digest: str, options: Any) -> onnxruntime.InferenceSession:
+    return plain_session(model)
 
 
 def relative_error(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:

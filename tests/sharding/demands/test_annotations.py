@@ -50,6 +50,7 @@ def round_trip(path: Path, mesh: str, feeds: dict[str, Any]) -> None:
     lockstep.assert_same(path.with_name("slices"), path, feeds)
 
 
+@pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize(
     "mesh", ["tensor=2", "tensor=4", "pipeline=2", "pipeline=2,tensor=2", "tensor=2,pipeline=2"]
 )
@@ -58,6 +59,7 @@ def test_round_trip_of_grouped_query_attention(tmp_path: Path, mesh: str) -> Non
     round_trip(llama.save(tmp_path / "m.onnx"), mesh, llama.feeds())
 
 
+@pytest.mark.usefixtures("read_once")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["transformer", "resnet"])
 def test_round_trip_of_bert_and_resnet_layers(tmp_path: Path, name: str) -> None:
@@ -77,6 +79,7 @@ QKV = """g (float[n, 12] x) => (float[n, 8] y) {
 }"""
 
 
+@pytest.mark.usefixtures("read_once")
 def test_blocks_are_a_product_of_simple_dims(tmp_path: Path) -> None:
     path = graphs.save(tmp_path / "m.onnx", QKV, {"qkv": array(12, 48), "out": array(16, 8)})
     plan = plan_model(path, 2)
@@ -92,6 +95,7 @@ def test_blocks_are_a_product_of_simple_dims(tmp_path: Path) -> None:
     round_trip(path, "tensor=2", {"x": array(5, 12)})
 
 
+@pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize("same_folder", [True, False])
 @pytest.mark.parametrize("external", [True, False])
 def test_weights_stay_and_earlier_annotations_are_replaced(
@@ -255,6 +259,7 @@ def test_what_cannot_be_carried_out_is_named(tmp_path: Path, text: str, message:
     assert f"that makes '{node}'" in str(caught.value)
 
 
+@pytest.mark.usefixtures("read_once")
 def test_cuts_in_bodies_are_neither_written_nor_read(tmp_path: Path) -> None:
     """They would be lost without a word: bodies are planned without annotations."""
     path = tmp_path / "m.onnx"

@@ -22,6 +22,8 @@ from tests.sharding import graphs, lockstep
 from tests.sharding.graphs import array
 from tests.sharding.llama import Llama
 
+pytestmark = pytest.mark.usefixtures("read_once")
+
 
 def chosen(plan: Plan) -> list[tuple[Any, Any]]:
     """The placements of every node's inputs and outputs."""
@@ -177,7 +179,7 @@ CHOICE = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_file_is_followed_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -306,7 +306,11 @@ def damaged(members: dict[str, bytes], path: Path, chance: random.Random) -> Non
     packed(path, changed)
 
 
-@pytest.mark.parametrize("seed", range(60))
+SEEDS = (*range(24), 41, 43, 46, 54, 55, 56)
+"""Of sixty, those that take each way through the code that one of them takes, and the first ones."""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_damaged_programs(members: dict[str, bytes], tmp_path: Path, seed: int) -> None:
     damaged(members, tmp_path / "p.pt2", random.Random(seed))
     try:

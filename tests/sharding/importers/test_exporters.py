@@ -51,6 +51,7 @@ def _export(path: Path, dynamo: bool, opset: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize(("dynamo", "opset"), [(False, 11), (False, 14), (False, 17), (True, 18), (True, 20)])
 def test_transformer_layer(tmp_path: Path, dynamo: bool, opset: int) -> None:
     path = tmp_path / "model.onnx"

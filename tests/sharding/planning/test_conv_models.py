@@ -22,8 +22,9 @@ from tests.sharding import graphs, lockstep
 pytest.importorskip("torch", reason="torch exports the models of this test; pip install torch")
 
 from tests.sharding import networks
+from tests.turns import in_turns
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("read_once")]
 
 EXACT = 1e-6
 QDQ_STEPS = 0.05
@@ -97,12 +98,11 @@ def test_recurrent_network(exported: Path, dynamo: bool, ranks: int) -> None:
     assert _share(path, ranks) < 0.51
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
-    ("name", "form"),
+    ("name", "form", "ranks"),
     [
-        *((name, form) for name in ("resnet", "transformer") for form in ("dynamic", "qdq", "qoperator")),
-        *(("mobilenet", "qdq"), ("mobilenet", "qoperator"), ("tagger", "dynamic")),
+        *in_turns(("resnet", "transformer"), ("dynamic", "qdq", "qoperator"), (2, 4)),
+        *(("mobilenet", "qdq", 2), ("mobilenet", "qoperator", 4), ("tagger", "dynamic", 4)),
     ],
 )
 def test_int8_networks(exported: Path, name: str, form: str, ranks: int) -> None:

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import sharding
 from tests.sharding import lockstep
+from tests.turns import in_turns
 
 MICROSOFT = "com.microsoft"
 LAYERS, HEADS, SIZE, WIDTH, INNER, VOCABULARY, PLACES, BLOCK = 2, 24, 16, 96, 384, 120, 256, 32
@@ -397,8 +398,14 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     lockstep.without_rounding(monkeypatch)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", FORMS)
+MORE = {"llama-int4-zero-points": (3, 4), "gemma2-int4": (4,), "llama-int4-qdq": (2,), "gpt-oss-int4": (3,)}
+"""Ranks with which these take ways through the planner that no other of the tests takes."""
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [*in_turns(list(FORMS), [2, 3, 4]), *((name, ranks) for name in MORE for ranks in MORE[name])],
+)
 def test_two_sums_a_layer(name: str, ranks: int, tmp_path: Path) -> None:
     _check(FORMS[name], ranks, tmp_path)
 

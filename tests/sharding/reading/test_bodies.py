@@ -22,6 +22,8 @@ from sharding.slices.manifest import read_manifest
 from sharding.slices.mesh import Mesh
 from tests.sharding import graphs, lockstep, merged_decoder
 
+pytestmark = pytest.mark.usefixtures("read_once")
+
 HEADER = '<ir_version: 9, opset_import: ["" : 18]>\n'
 WEIGHTS = {
     "w1": graphs.array(48, 96) / 7,
@@ -230,7 +232,7 @@ def test_a_value_that_a_body_gives_twice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("form", "worlds"),
-    [({}, (2, 3, 4)), ({"copies": True}, (2,)), ({"tied": True}, (2,))],
+    [({}, (2, 3)), ({"copies": True}, (4,)), ({"tied": True}, (2,))],
     ids=["shared", "copied", "tied"],
 )
 def test_a_merged_decoder_is_cut_like_one_graph(
@@ -238,6 +240,7 @@ def test_a_merged_decoder_is_cut_like_one_graph(
 ) -> None:
     """Every weight once, and no more exchanges than the two branches as models of their own."""
     path = merged_decoder.build(tmp_path / "model.onnx", **form)
+    alone = [_alone(path, tmp_path / f"{flag}.onnx", flag=flag) for flag in (True, False)]
     for world in worlds:
         manifest = sharding.slice_model(path, world, tmp_path / "out")
         large = {name: entry for name, entry in manifest.weights.items() if entry.bytes > 1024}
@@ -245,7 +248,6 @@ def test_a_merged_decoder_is_cut_like_one_graph(
         assert not manifest.whole
         total = sum(entry.bytes for entry in large.values())
         assert manifest.ranks[0].weight_bytes <= total / world + 1024
-        alone = [_alone(path, tmp_path / f"{flag}.onnx", flag=flag) for flag in (True, False)]
         apart = [sum(plan_model(branch, world).collective_counts().values()) for branch in alone]
         assert len(manifest.collectives) <= sum(apart)
         for past in (False, True):

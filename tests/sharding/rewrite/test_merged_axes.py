@@ -14,6 +14,8 @@ from sharding.reading.read import read_model
 from sharding.rewrite.merged_axes import _repeated
 from tests.sharding import graphs, lockstep
 
+pytestmark = pytest.mark.usefixtures("read_once")
+
 HEADS, SIZE, WIDTH = 8, 4, 32
 RANKS = (2, 4, 8)
 NUMBERS = {

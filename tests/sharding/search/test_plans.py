@@ -5,13 +5,17 @@ from pathlib import Path
 import pytest
 
 import sharding
+from sharding.demands.options import SliceOptions
 from sharding.graph.sizes import SYMBOL_LENGTH, Sizes
+from sharding.planning import plan as planning
 from sharding.planning.plan import Plan
 from sharding.reading.read import read_model
 from sharding.search.solve import counted_weights
 from sharding.search.steps import steps
 from tests.sharding import graphs, lockstep
 from tests.sharding.llama import sized
+
+pytestmark = pytest.mark.usefixtures("read_once")
 
 
 def _shares(plan: Plan, name: str) -> set[str]:
@@ -40,6 +44,22 @@ def test_grouped_heads(tmp_path: Path, ranks: int, kv_heads: int, kept: str, cac
     assert plan.rank_weight_bytes() <= (1 / ranks + 0.03) * total
     sharding.slice_model(path, ranks, tmp_path / "slices")
     lockstep.assert_same(tmp_path / "slices", path, model.feeds())
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "pipeline"])
+def test_a_plan_leaves_what_was_read_as_it_was(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` plans one model for many meshes, and tests read a file once for several plans (`read_once`)."""
+    import onnx_ir as ir
+
+    source = read_model(sized(kv_heads=2, cache=True).save(tmp_path / "model.onnx"))
+    before = ir.serde.serialize_model(source.model).SerializeToString(deterministic=True)
+    weights = dict(source.weights)
+    monkeypatch.setattr(planning, "read_model", lambda *_: source)
+    sharding.slice_model(source.path, 4, tmp_path / "slices", options=SliceOptions(strategy=strategy))
+    assert ir.serde.serialize_model(source.model).SerializeToString(deterministic=True) == before
+    assert source.weights == weights
 
 
 def test_one_head_for_all_is_whole_or_summed(tmp_path: Path) -> None:

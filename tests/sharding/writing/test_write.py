@@ -31,6 +31,7 @@ from sharding.slices.placement import REPLICATED, Split
 from sharding.writing import layout, stream
 from sharding.writing.write import write_slices
 from tests.sharding import graphs, lockstep
+from tests.turns import in_turns
 
 
 def _hashes(folder: Path) -> dict[str, str]:
@@ -222,13 +223,19 @@ def test_a_rank_model_without_collectives_loads_in_plain_onnx_runtime(tmp_path: 
 TYPES = ["float32", "float16", "bfloat16", "int8", "bool", "int4", "uint4", "float8_e4m3fn"]
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+PLACEMENTS = (
+    *(REPLICATED, Split(0), Split(1), Split(2)),
+    *(Split(0, 2), Split(1, 3), Split(0, 2, 2), Split(2, 1, 2)),
+)
+STORED = ((False, 40), (True, 40), (True, 5))
+"""Whether it lies in a file of its own; the bytes of a chunk."""
+
+
 @pytest.mark.parametrize(
-    "placement",
-    [REPLICATED, Split(0), Split(1), Split(2), Split(0, 2), Split(1, 3), Split(0, 2, 2), Split(2, 1, 2)],
+    ("dtype", "placement", "external", "chunk"),
+    [(dtype, where, *stored) for dtype, where, stored in in_turns(TYPES, PLACEMENTS, STORED)],
     ids=str,
 )
-@pytest.mark.parametrize(("external", "chunk"), [(False, 40), (True, 40), (True, 5)])
 def test_a_streamed_part_is_the_cut_of_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, placement: Any, external: bool, chunk: int
 ) -> None:
@@ -286,14 +293,14 @@ def test_a_full_disk_ends_writing_with_its_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("external", [False, True])
 def test_slicing_holds_little_of_the_model_in_memory(tmp_path: Path, external: bool) -> None:
-    """302 MB of weights in one file: the process grows by less than a weight, or a rank's part of them."""
+    """201 MB of weights in one file: the process grows by less than a weight, or a rank's part of them."""
     model = onnx.load(graphs.mlp(tmp_path / "model.onnx"))
     graph = onnx.parser.parse_graph(
         "g (float[n, 6144] x) => (float[n, 6144] y) { a = MatMul(x, w1) b = Relu(a) y = MatMul(b, w2) }"
     )
-    block = np.ones((6144, 6144), np.float32)
-    for name in ("w1", "w2"):
-        graph.initializer.append(numpy_helper.from_array(block, name))
+    block = np.ones((6144, 4096), np.float32)
+    for name, array in (("w1", block), ("w2", block.T)):
+        graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
     model.graph.CopyFrom(graph)
     path = tmp_path / "model.onnx"
     onnx.save(model, path, save_as_external_data=external, location="model.data")
@@ -305,7 +312,7 @@ def test_slicing_holds_little_of_the_model_in_memory(tmp_path: Path, external: b
     )
     command = [sys.executable, "-c", code, str(path), str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-    assert int(done.stdout) < 128_000  # kilobytes
+    assert int(done.stdout) < 96_000  # kilobytes
     assert read_manifest(tmp_path / "out").ranks[0].weight_bytes == block.nbytes
 
 
