@@ -220,7 +220,6 @@ NEW_RANKS = (
     "launcher/commands/test_exec.py",
     "launcher/commands/test_exits.py",
     "launcher/commands/test_signals.py",
-    "launcher/group/test_failure.py",
     "launcher/group/test_first_cause.py",
     "launcher/group/test_halted.py",
     "launcher/group/test_logs.py",

@@ -317,7 +317,7 @@ def test_an_end_in_the_middle(place: Path, tmp_path: Path, run_script: Runner, c
     prompts.write_text('{"ids": [7]}\n' * 2000)
     arguments = (str(place / "model" / "model.onnx"), str(prompts))
     script = run_script(STREAM, *arguments, SHARDRUN_CACHE=str(place / "cache"))
-    assert wait_until(lambda: len(script._lines) >= 2, 120), script._errors
+    assert wait_until(lambda: len(script.lines()) >= 2, 120), script.errors()
     if cause == "interrupted":
         script.signal_group(signal.SIGINT)
     else:
