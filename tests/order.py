@@ -221,7 +221,6 @@ NEW_RANKS = (
     "launcher/commands/test_exits.py",
     "launcher/commands/test_signals.py",
     "launcher/group/test_first_cause.py",
-    "launcher/group/test_halted.py",
     "launcher/group/test_logs.py",
     "launcher/group/test_output.py",
     "launcher/group/test_tight_limits.py",

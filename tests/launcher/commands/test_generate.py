@@ -149,9 +149,15 @@ def test_an_answer_waits_for_no_other_prompt(place: Path) -> None:
         hang.cancel()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    "options", [["--speculate", 2], ["--speculate", 2, "--draft", "model"], ["--batch", 3]], ids=str
+    ("ranks", "options"),
+    [
+        (1, ["--speculate", 2]),
+        (2, ["--speculate", 2, "--draft", "model"]),
+        (1, ["--batch", 3]),
+        (2, ["--batch", 3]),
+    ],
+    ids=str,
 )
 def test_ranks_that_something_else_started(
     place: Path, plain: tiny.Plain, ranks: int, options: list[Any]

@@ -122,7 +122,7 @@ def test_killed_launcher(
     """Any two of these meet."""
     script = run_copied(SERVE, str(two_slices), launcher, mode)
     script.message()
-    os.kill(script.process.pid, number)
+    script.process.send_signal(number)
     assert script.end()[0] == -number
 
 
