@@ -83,7 +83,7 @@ def test_what_goes_wrong_ends_all_ranks(folder: Path, what: str, message: str) -
         ("shm", "alone, the leader", 2, COLD),
         ("mpi", "alone", 2, COLD),
         ("gloo", "alone, the leader", 2, COLD),
-        ("shm", "no memory", 4, "MemoryError: none left."),
+        ("gloo", "no memory", 4, "MemoryError: none left."),
     ],
 )
 def test_a_rank_that_alone_cannot_compute_tells_the_others(
