@@ -150,6 +150,10 @@ class Copy:
             raise AssertionError(f"process {self.pid} left a process behind that it had forked")
         return self._output.read_text(), "" if self._errors is None else self._errors.read_text()
 
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
     def kill(self) -> None:
         if self.returncode is None:
             self._kill_group()

@@ -61,6 +61,7 @@ class RankCopies:
     def install(self) -> None:
         """Has the ranks of this process be copies, of a server that begins with the first of them."""
         self._owner = os.getpid()
+        self._began = _state()  # tests.conftest has changed some of it since this was imported
         util.spawnv_passfds = self.spawn  # type: ignore[attr-defined]
 
     def fork(self) -> dict[str, Any] | None:

@@ -201,6 +201,18 @@ def another(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankCopies]:
     made.close()
 
 
+def test_what_changed_before_they_were_installed_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As conftest sets variables that libraries read."""
+    monkeypatch.setattr("multiprocessing.util.spawnv_passfds", RANKS.new)
+    made = RankCopies()
+    monkeypatch.setenv("ORT_SOMETHING", "1")
+    made.install()
+    assert code_of(started(made, COPIED)) == 41
+    monkeypatch.setenv("ORT_SOMETHING", "2")
+    assert code_of(started(made, COPIED)) == 40
+    made.close()
+
+
 def test_a_server_that_cannot_begin_is_asked_once(
     another: RankCopies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

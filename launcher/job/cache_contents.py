@@ -129,7 +129,7 @@ def _clear_weights(root: Path, removed: list[Item], busy: list[Item]) -> None:
 
 def _clear_folders(root: Path, kind: str, removed: list[Item], busy: list[Item]) -> None:
     found = cache_entries.listing(root, kind)
-    mapped = cache_entries.mapped_files(cache_place.place_of(root, kind)) if found else set()
+    mapped = cache_entries.mapped_files([cache_place.place_of(root, kind)] if found else [])
     for one in found:
         item = _folder(one)
         (removed if cache_entries.remove(one, mapped) else busy).append(item)

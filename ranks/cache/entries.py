@@ -94,17 +94,21 @@ def _remove(folder: Folder, mapped: Iterable[str]) -> bool:
     return True
 
 
-def mapped_files(folder: Path) -> set[str]:
-    """Files in ``folder`` that processes of this user have mapped, as sessions do with a model's weights.
+def mapped_files(folders: Iterable[Path]) -> set[str]:
+    """Files in ``folders`` that processes of this user have mapped, as sessions do with a model's weights.
 
     Programs that are not ours hold no locks.
     """
     found: set[str] = set()
-    inside = f"{folder.resolve()}/"
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError), maps.open(encoding="utf-8", errors="surrogateescape") as lines:
-            found.update(line[line.index(inside) :].rstrip("\n") for line in lines if inside in line)
-    return {str(folder / Path(name).relative_to(inside)) for name in found}
+    inside = [(folder, os.fsencode(f"{folder.resolve()}/")) for folder in folders]
+    for process in filter(str.isdecimal, os.listdir("/proc") if inside else ()):  # noqa: PTH208
+        with contextlib.suppress(OSError), open(f"/proc/{process}/maps", "rb") as maps:  # noqa: PTH123
+            text = maps.read()  # whole: of most processes no line need be looked at
+            for folder, place in inside:
+                if place in text:
+                    names = {line.partition(place)[2] for line in text.split(b"\n") if place in line}
+                    found.update(str(folder / os.fsdecode(name)) for name in names)
+    return found
 
 
 def children(folder: Path) -> list[Path]:

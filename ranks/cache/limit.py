@@ -77,12 +77,9 @@ def _bound(root: Path, limit: int, keep: Collection[str]) -> None:
         return
     folders = [one for kind in cache_entries.KINDS for one in cache_entries.listing(root, kind)]
     prepared = [entry for entry in weight_entries.listing(weights) if entry.key not in keep]
-    mapped = {
-        name
-        for kind in cache_entries.KINDS
-        if sizes[kind]
-        for name in cache_entries.mapped_files(place.place_of(root, kind))
-    }
+    mapped = cache_entries.mapped_files(
+        place.place_of(root, kind) for kind in cache_entries.KINDS if sizes[kind]
+    )
     # What crashed processes left goes first.
     oldest: list[cache_entries.Folder | Entry] = sorted(
         [*folders, *prepared],

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.copies import Copies
+from tests.copies import Copies, Copy
 from tests.launcher import processes
 from tests.sharding import graphs
 
@@ -90,6 +90,12 @@ def copied(
         return shardrun(*arguments, cwd=cwd, seconds=seconds, before=before, **environ)
     words = ["-m", "launcher.cli", *arguments]
     return _watched(lambda variables: copies().run(words, variables, cwd, seconds), cwd, environ)
+
+
+def begun(*arguments: Any, cwd: Path) -> Copy | subprocess.Popen[str]:
+    """The same while it runs; who asks ends it."""
+    words = ["-m", "launcher.cli", *arguments]
+    return copies().popen(words, environment(SHARDRUN_CACHE=str(cwd / "cache")), cwd)
 
 
 @functools.cache

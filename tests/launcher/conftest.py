@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.launcher import processes, slices
+from tests.launcher import cli_tools, processes, slices
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +23,17 @@ def launcher(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def run_script(tmp_path: Path) -> processes.Runner:
+def run_script(tmp_path: Path) -> Iterator[processes.Runner]:
     """Runs a script in a Python of its own and checks afterwards that it left nothing behind."""
-    return processes.Runner(tmp_path)
+    runner = processes.Runner(tmp_path)
+    yield runner
+    runner.close()
+
+
+@pytest.fixture
+def run_copied(tmp_path: Path) -> Iterator[processes.Runner]:
+    """The same in a copy of a process that has imported the launcher, with local ranks that are copies too,
+    but in tests whose ranks are new processes."""
+    runner = processes.Runner(tmp_path, cli_tools.copies)
+    yield runner
+    runner.close()

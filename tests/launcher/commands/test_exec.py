@@ -89,17 +89,17 @@ def test_exit_codes_alone(folder: Path, code: str, expected: int, err: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "said", "ranks"),
     [
-        ("'absent.onnx', mslite.ModelType.ONNX, context", "model_path does not exist! No file or folder"),
-        ("'m.onnx', mslite.ModelType.ONNX, context, 'absent.ini'", "config_path does not exist! No file"),
+        ("'absent.onnx', mslite.ModelType.ONNX, context", "model_path does not exist! No file or folder", 0),
+        ("'m.onnx', mslite.ModelType.ONNX, context, 'absent.ini'", "config_path does not exist! No file", 1),
         (
             "'m.onnx', mslite.ModelType.ONNX, config_dict={'cpu_context': {'precision_mode': 'fp8'}}",
             "[cpu_context] precision_mode must be one of enforce_fp32, preferred_fp16, but is 'fp8'",
+            0,
         ),
     ],
 )
-@pytest.mark.parametrize("ranks", [0, 1])
 def test_what_a_script_is_given_may_be_wrong(folder: Path, arguments: str, said: str, ranks: int) -> None:
     save_mlp(folder / "m.onnx")
     (folder / "s.py").write_text(

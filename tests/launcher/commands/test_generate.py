@@ -122,6 +122,8 @@ def test_several_prompts_at_once(place: Path, plain: tiny.Plain, options: list[A
         assert line["prompt_seconds"] > 0 and line["tokens_per_second"] > 0
     count = 70 if "--samples" in options else 35
     assert done.stderr.startswith(f"shardrun: 5 prompts, {count} tokens; prompt: 56 tokens")
+    if "--batch" not in options:
+        return
     with (place / "many.txt").open("a") as file:
         file.write('{"ids": [304]}\n{"ids": [1]}\n')
     wrong = generate(place, *common, "--json")
@@ -149,9 +151,15 @@ def test_an_answer_waits_for_no_other_prompt(place: Path) -> None:
         hang.cancel()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    "options", [["--speculate", 2], ["--speculate", 2, "--draft", "model"], ["--batch", 3]], ids=str
+    ("ranks", "options"),
+    [
+        (1, ["--speculate", 2]),
+        (2, ["--speculate", 2, "--draft", "model"]),
+        (1, ["--batch", 3]),
+        (2, ["--batch", 3]),
+    ],
+    ids=str,
 )
 def test_ranks_that_something_else_started(
     place: Path, plain: tiny.Plain, ranks: int, options: list[Any]
@@ -317,7 +325,7 @@ def test_an_end_in_the_middle(place: Path, tmp_path: Path, run_script: Runner, c
     prompts.write_text('{"ids": [7]}\n' * 2000)
     arguments = (str(place / "model" / "model.onnx"), str(prompts))
     script = run_script(STREAM, *arguments, SHARDRUN_CACHE=str(place / "cache"))
-    assert wait_until(lambda: len(script._lines) >= 2, 120), script._errors
+    assert wait_until(lambda: len(script.lines()) >= 2, 120), script.errors()
     if cause == "interrupted":
         script.signal_group(signal.SIGINT)
     else:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.cli_tools import environment, save_mlp
+from tests.turns import in_turns
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -48,18 +49,24 @@ def ended(place: Path, number: int, body: str, more: str = "") -> subprocess.Com
 FORKING = """
 from launcher.common.signals import ENDING
 from importlib.machinery import ExtensionFileLoader as Loader
-NATIVE = {Loader.create_module.__code__, Loader.exec_module.__code__}
-calls, bad, PARENT = {}, [], os.getpid()
+calls, bad, PARENT, begun = {}, [], os.getpid(), []
 
-def in_setup(frame):
-    while frame is not None and frame.f_code not in NATIVE:
-        frame = frame.f_back
-    return frame and frame.f_locals["self"].name
+def noted(step):
+    def noting(self, given):
+        begun.append(self.name)
+        try:
+            return step(self, given)
+        finally:
+            begun.pop()
+    return noting
+
+for name in ("create_module", "exec_module"):
+    setattr(Loader, name, noted(getattr(Loader, name)))
 
 def at_call(frame, event, argument):
-    module = in_setup(frame) if event == "call" else None
-    if module is None:
+    if event != "call" or not begun:
         return
+    module = begun[-1]
     calls[module] = calls.get(module, 0) + 1
     if calls[module] not in (10, 100):
         return
@@ -114,11 +121,9 @@ FORGOTTEN = {
 CALLS = {"destructor": "Last()", "callback": "call()", "caught": "caught()"}
 
 
-@pytest.mark.parametrize("where", FORGOTTEN)
-@pytest.mark.parametrize(("number", "code", "said"), SIGNALS)
-def test_what_is_forgotten_is_raised_again(
-    tmp_path: Path, where: str, number: int, code: int, said: str
-) -> None:
+@pytest.mark.parametrize(("where", "how"), in_turns(list(FORGOTTEN), SIGNALS))
+def test_what_is_forgotten_is_raised_again(tmp_path: Path, where: str, how: tuple[int, int, str]) -> None:
+    number, code, said = how
     done = ended(tmp_path, number, f"{CALLS[where]}\ntime.sleep(60)\nprint('went on')", FORGOTTEN[where])
     assert (done.returncode, done.stdout, done.stderr) == (code, "undone\n", f"shardrun: {said}\n")
 

@@ -63,18 +63,18 @@ def first_cause(script: Script) -> str:
 @pytest.mark.parametrize(
     ("launcher", "rank", "mode"), in_turns(["local", "mpirun"], [0, 1], ["busy", "later"])
 )
-def test_killed_rank(run_script: Runner, two_slices: Path, launcher: str, rank: int, mode: str) -> None:
+def test_killed_rank(run_copied: Runner, two_slices: Path, launcher: str, rank: int, mode: str) -> None:
     """Any two of these meet."""
-    script = run_script(SERVE, str(two_slices), launcher, mode)
+    script = run_copied(SERVE, str(two_slices), launcher, mode)
     os.kill(script.message()["pids"][rank], signal.SIGKILL)
     found = first_cause(script)
     ended = f"error: RankFailedError: rank {rank} on host {HOST} was killed by SIGKILL."
     assert found.startswith(ended), found
 
 
-def test_killed_rank_under_a_busy_mpirun(run_script: Runner, two_slices: Path) -> None:
+def test_killed_rank_under_a_busy_mpirun(run_copied: Runner, two_slices: Path) -> None:
     """mpirun comes to its ranks late, when the other one has noticed the end of the killed one."""
-    script = run_script(SERVE, str(two_slices), "mpirun", "busy")
+    script = run_copied(SERVE, str(two_slices), "mpirun", "busy")
     message = script.message()
     os.kill(message["mpirun"], signal.SIGSTOP)
     os.kill(message["pids"][0], signal.SIGKILL)
@@ -84,9 +84,9 @@ def test_killed_rank_under_a_busy_mpirun(run_script: Runner, two_slices: Path) -
     assert found.startswith(f"error: RankFailedError: rank 0 on host {HOST} was killed by SIGKILL."), found
 
 
-def test_stopped_rank(run_script: Runner, two_slices: Path, launcher: str) -> None:
+def test_stopped_rank(run_copied: Runner, two_slices: Path, launcher: str) -> None:
     """A rank that neither works nor dies: the other waits for it as long as it may, and everything ends."""
-    script = run_script(SERVE, str(two_slices), launcher, "busy", TEST_TIMEOUT="10")
+    script = run_copied(SERVE, str(two_slices), launcher, "busy", TEST_TIMEOUT="10")
     stopped = script.message()["pids"][1]
     os.kill(stopped, signal.SIGSTOP)
     code, _, errors = script.end(within=10 + LIMIT)
@@ -101,9 +101,9 @@ def test_stopped_rank(run_script: Runner, two_slices: Path, launcher: str) -> No
     assert "Rank 1 did not come" in errors
 
 
-@pytest.mark.parametrize("mode", ["busy", "idle"])
-def test_ctrl_c(run_script: Runner, two_slices: Path, launcher: str, mode: str) -> None:
-    script = run_script(SERVE, str(two_slices), launcher, mode)
+@pytest.mark.parametrize("mode", ["busy", pytest.param("idle", marks=pytest.mark.new_ranks)])
+def test_ctrl_c(run_copied: Runner, two_slices: Path, launcher: str, mode: str) -> None:
+    script = run_copied(SERVE, str(two_slices), launcher, mode)
     script.message()
     script.signal_group(signal.SIGINT)
     code, _, errors = script.end()
@@ -117,33 +117,34 @@ def test_ctrl_c(run_script: Runner, two_slices: Path, launcher: str, mode: str) 
     in_turns(["local", "mpirun"], ["busy", "idle"], [signal.SIGTERM, signal.SIGKILL]),
 )
 def test_killed_launcher(
-    run_script: Runner, two_slices: Path, launcher: str, mode: str, number: signal.Signals
+    run_copied: Runner, two_slices: Path, launcher: str, mode: str, number: signal.Signals
 ) -> None:
     """Any two of these meet."""
-    script = run_script(SERVE, str(two_slices), launcher, mode)
+    script = run_copied(SERVE, str(two_slices), launcher, mode)
     script.message()
     script.process.send_signal(number)
     assert script.end()[0] == -number
 
 
 @pytest.mark.parametrize("mode", ["busy", "later"])
-def test_killed_mpirun(run_script: Runner, two_slices: Path, mode: str) -> None:
-    script = run_script(SERVE, str(two_slices), "mpirun", mode)
+def test_killed_mpirun(run_copied: Runner, two_slices: Path, mode: str) -> None:
+    script = run_copied(SERVE, str(two_slices), "mpirun", mode)
     os.kill(script.message()["mpirun"], signal.SIGKILL)
     found = first_cause(script)
     assert found == "error: RankFailedError: mpirun was killed by SIGKILL while the ranks were running."
 
 
-def test_terminated_mpirun(run_script: Runner, two_slices: Path) -> None:
-    script = run_script(SERVE, str(two_slices), "mpirun", "later")
+def test_terminated_mpirun(run_copied: Runner, two_slices: Path) -> None:
+    script = run_copied(SERVE, str(two_slices), "mpirun", "later")
     os.kill(script.message()["mpirun"], signal.SIGTERM)
     found = first_cause(script)
     # MPICH and Intel MPI pass the signal on, so that it may be a rank's end that is seen first.
     assert "mpirun ended with exit code" in found or "was killed by SIGTERM" in found
 
 
-def test_interpreter_exit_without_close(run_script: Runner, two_slices: Path, launcher: str) -> None:
-    script = run_script(
+@pytest.mark.new_ranks
+def test_interpreter_exit_without_close(run_copied: Runner, two_slices: Path, launcher: str) -> None:
+    script = run_copied(
         """
         import sys
         from launcher import start
@@ -157,8 +158,9 @@ def test_interpreter_exit_without_close(run_script: Runner, two_slices: Path, la
     assert script.end()[0] == 0
 
 
-def test_exception_in_the_with(run_script: Runner, two_slices: Path, launcher: str) -> None:
-    script = run_script(
+@pytest.mark.new_ranks
+def test_exception_in_the_with(run_copied: Runner, two_slices: Path, launcher: str) -> None:
+    script = run_copied(
         """
         import sys
         from launcher import start
@@ -200,40 +202,50 @@ communicator.barrier()
 """
 
 
+DEEDS = [
+    (
+        "raise ValueError('no such weight')",
+        "rank 1 on host {host}: ValueError: no such weight\nTraceback (most recent call last):\n  File ",
+    ),
+    ("os._exit(3)", "rank 1 on host {host} ended with exit code 3."),
+    ("sys.exit(4)", "rank 1 on host {host} ended with exit code 4."),
+    ("os.kill(os.getpid(), signal.SIGSEGV)", "rank 1 on host {host} was killed by SIGSEGV."),
+    (
+        "os.kill(os.getpid(), signal.SIGXCPU)",
+        "rank 1 on host {host} was killed by SIGXCPU. It used the processor time that `ulimit -t`",
+    ),
+    (
+        "os._exit(137)",
+        "rank 1 on host {host} was killed by SIGKILL. Someone killed it, or the",
+    ),
+    ("bytearray(1 << 62)", "rank 1 on host {host}: MemoryError: memory is short ("),
+    (
+        "sys.exit(0)",
+        "rank 0 on host {host}: Rank 1 left the group while rank 0 waited for it in",
+    ),
+    ("os.abort()", "rank 1 on host {host} was killed by SIGABRT."),
+    (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); raise OSError(28, 'No space left')",
+        "rank 1 on host {host}: OSError: [Errno 28] No space left",
+    ),
+]
+ALIKE = ("os.kill(os.getpid(), signal.SIGSEGV)", "bytearray(1 << 62)")
+"""With mpirun each is told as another one is: a signal's number, and an error that the rank tells itself."""
+
+
 @pytest.mark.parametrize(
-    ("deed", "expected"),
+    ("launcher", "deed", "expected"),
     [
-        (
-            "raise ValueError('no such weight')",
-            "rank 1 on host {host}: ValueError: no such weight\nTraceback (most recent call last):\n  File ",
-        ),
-        ("os._exit(3)", "rank 1 on host {host} ended with exit code 3."),
-        ("sys.exit(4)", "rank 1 on host {host} ended with exit code 4."),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "rank 1 on host {host} was killed by SIGSEGV."),
-        (
-            "os.kill(os.getpid(), signal.SIGXCPU)",
-            "rank 1 on host {host} was killed by SIGXCPU. It used the processor time that `ulimit -t`",
-        ),
-        (
-            "os._exit(137)",
-            "rank 1 on host {host} was killed by SIGKILL. Someone killed it, or the",
-        ),
-        ("bytearray(1 << 62)", "rank 1 on host {host}: MemoryError: memory is short ("),
-        (
-            "sys.exit(0)",
-            "rank 0 on host {host}: Rank 1 left the group while rank 0 waited for it in",
-        ),
-        ("os.abort()", "rank 1 on host {host} was killed by SIGABRT."),
-        (
-            "signal.signal(signal.SIGTERM, signal.SIG_IGN); raise OSError(28, 'No space left')",
-            "rank 1 on host {host}: OSError: [Errno 28] No space left",
-        ),
+        (launcher, *deed)
+        for launcher in ("local", "mpirun")
+        for deed in DEEDS
+        if launcher == "local" or deed[0] not in ALIKE
     ],
 )
-def test_a_rank_fails(run_script: Runner, launcher: str, tmp_path: Path, deed: str, expected: str) -> None:
+def test_a_rank_fails(run_copied: Runner, launcher: str, tmp_path: Path, deed: str, expected: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(deed=deed))
-    script = run_script(EXEC, launcher, str(program))
+    script = run_copied(EXEC, launcher, str(program))
     script.message()
     # Starting is not part of the 5 s, and cannot be told apart here.
     code, _, errors = script.end(within=30)
@@ -244,12 +256,12 @@ def test_a_rank_fails(run_script: Runner, launcher: str, tmp_path: Path, deed: s
 
 
 def test_a_rank_that_ends_with_success_before_it_is_done(
-    run_script: Runner, launcher: str, tmp_path: Path
+    run_copied: Runner, launcher: str, tmp_path: Path
 ) -> None:
     """``os._exit(0)``: mpirun takes it for a good end, and only the other ranks' errors are left to see."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(deed="os._exit(0)"))
-    script = run_script(EXEC, launcher, str(program))
+    script = run_copied(EXEC, launcher, str(program))
     script.message()
     code, _, errors = script.end(within=30)
     assert code == 1
@@ -257,11 +269,11 @@ def test_a_rank_that_ends_with_success_before_it_is_done(
     assert "ank 1 on host" in found and "before it was done, as os._exit(0) would" in found
 
 
-def test_a_rank_becomes_another_program(run_script: Runner, launcher: str, tmp_path: Path) -> None:
+def test_a_rank_becomes_another_program(run_copied: Runner, launcher: str, tmp_path: Path) -> None:
     """It is gone, and its process is there."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(deed="os.execvp('sleep', ['sleep', '100'])"))
-    script = run_script(EXEC, launcher, str(program))
+    script = run_copied(EXEC, launcher, str(program))
     script.message()
     code, _, errors = script.end(within=30)
     assert code == 1
@@ -304,13 +316,13 @@ def test_news_of_an_end_that_overtake_a_rank_s_own_word(
     ],
 )
 def test_a_rank_that_leaves_under_mpi(
-    run_script: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deed: str, expected: str
+    run_copied: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deed: str, expected: str
 ) -> None:
     """MPI's shutdown waits for the others, so there is no sign that a rank has left but its own word."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(deed=deed))
     monkeypatch.setenv("TEST_COLLECTIVES", "mpi")
-    script = run_script(EXEC, "mpirun", str(program))
+    script = run_copied(EXEC, "mpirun", str(program))
     script.message()
     code, _, errors = script.end(within=40)
     assert code == 1
@@ -319,12 +331,13 @@ def test_a_rank_that_leaves_under_mpi(
     assert "PRTE" not in errors and "MPI_Abort" not in errors
 
 
-def test_ranks_that_succeed(run_script: Runner, launcher: str, tmp_path: Path) -> None:
+@pytest.mark.new_ranks
+def test_ranks_that_succeed(run_copied: Runner, launcher: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import os, sys\nprint('out', sys.argv[1:])\nprint('err', file=sys.stderr)\nsys.exit(0)\n"
     )
-    code, output, errors = run_script(EXEC, launcher, str(program), "--flag", "a b").end(within=30)
+    code, output, errors = run_copied(EXEC, launcher, str(program), "--flag", "a b").end(within=30)
     assert code == 0, errors
     assert sorted(output.splitlines()) == [
         f"[0@{HOST}] out ['--flag', 'a b']",
@@ -351,11 +364,11 @@ def break_flipped(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("breakage", [break_missing, break_truncated, break_flipped])
-def test_damaged_shard(run_script: Runner, two_slices: Path, launcher: str, tmp_path: Path, breakage) -> None:
+def test_damaged_shard(run_copied: Runner, two_slices: Path, launcher: str, tmp_path: Path, breakage) -> None:
     folder = tmp_path / "slices"
     shutil.copytree(two_slices, folder)
     breakage(folder)
-    script = run_script(SERVE, str(folder), launcher, "later")
+    script = run_copied(SERVE, str(folder), launcher, "later")
     code, _, errors = script.end(within=30)
     assert code == 1
     first = errors.splitlines()[0]
@@ -363,18 +376,18 @@ def test_damaged_shard(run_script: Runner, two_slices: Path, launcher: str, tmp_
     assert "rank_1.onnx" in first
 
 
-def test_sliced_for_another_world(run_script: Runner, tmp_path: Path, launcher: str) -> None:
+def test_sliced_for_another_world(run_copied: Runner, tmp_path: Path, launcher: str) -> None:
     folder = slices.make_slices(tmp_path / "three", ranks=3)
-    code, _, errors = run_script(SERVE, str(folder), launcher, "later").end(within=30)
+    code, _, errors = run_copied(SERVE, str(folder), launcher, "later").end(within=30)
     assert code == 1
     assert errors.startswith("error: ConfigError: ")
     assert f"ranks=2 contradicts the slice folder {folder} (3 ranks)" in errors
 
 
-def test_port_taken(run_script: Runner, two_slices: Path, launcher: str) -> None:
+def test_port_taken(run_copied: Runner, two_slices: Path, launcher: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        script = run_script(SERVE, str(two_slices), launcher, "later", MASTER_PORT=port)
+        script = run_copied(SERVE, str(two_slices), launcher, "later", MASTER_PORT=port)
         code, _, errors = script.end(within=30)
     assert code == 1
     assert errors.startswith(f"error: LaunchError: Port {port} of 127.0.0.1 (MASTER_PORT) is taken")

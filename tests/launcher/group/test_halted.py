@@ -54,7 +54,10 @@ def left(mark: str) -> list[str]:
     return [command for command in holding(mark).values() if "resource_tracker" not in command]
 
 
-@pytest.mark.parametrize("ranks", [(0,), (1,), (0, 1)])
+@pytest.mark.new_ranks
+@pytest.mark.parametrize(
+    ("launcher", "ranks"), [("local", (0,)), ("local", (1,)), ("local", (0, 1)), ("mpirun", (0, 1))]
+)
 def test_a_request_does_not_wait_for_ever(
     quickly: None, mark: str, two_slices: Path, launcher: str, caplog: pytest.LogCaptureFixture,
     ranks: tuple[int, ...],
@@ -89,6 +92,7 @@ def test_a_request_does_not_wait_for_ever(
     assert wait_until(lambda: not left(mark), 10), left(mark)
 
 
+@pytest.mark.new_ranks
 def test_one_that_goes_on_in_time_answers(
     quickly: None, two_slices: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,6 +117,7 @@ def test_one_that_goes_on_in_time_answers(
         assert not caplog.records
 
 
+@pytest.mark.new_ranks
 def test_a_rank_that_is_stopped_while_it_loads(quickly: None, mark: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     # The other one waits: of two that stop, the first is named, and on a busy machine that is either.
@@ -125,6 +130,7 @@ def test_a_rank_that_is_stopped_while_it_loads(quickly: None, mark: str, tmp_pat
     assert wait_until(lambda: not left(mark), 10), left(mark)
 
 
+@pytest.mark.new_ranks
 def test_a_rank_of_another_host_gives_no_sign_of_life(
     quickly: None, mark: str, two_slices: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -222,6 +228,7 @@ def test_who_is_not_there_since_it_ended_well_is_named(tmp_path: Path) -> None:
     assert str(caught.value).startswith(f"rank 0 on host {os.uname().nodename}: {left}")
 
 
+@pytest.mark.new_ranks
 def test_loading_tells_how_many_ranks_are_ready(two_slices: Path, launcher: str) -> None:
     seen: list[tuple[int, int]] = []
     with start(two_slices, launcher=launcher, threads=1, progress=lambda *pair: seen.append(pair)):

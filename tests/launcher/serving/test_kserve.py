@@ -288,7 +288,7 @@ OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings:
         ([OFFER], 7),  # neither head nor body comes at once
         ([OFFER, b"X: y", OFFER], 1),
         ([b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a", b"X: y"], 1),
-        ([OFFER] * 100, 1),
+        ([OFFER] * 30, 1),
         ([OFFER + b"\r\nTransfer-Encoding: chunked", b"X: y"], 3),
     ],
 )

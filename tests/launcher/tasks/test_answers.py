@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from launcher.errors import ConfigError
 from launcher.tasks import prompts as prompts_module
 from launcher.tasks.answers import AnswerFile, check_answers
 from launcher.tasks.prompts import Prompts
+from tests.copies import Copy
 from tests.launcher import cli_tools
 from tests.launcher.generation import tiny
 from tests.launcher.processes import wait_until
@@ -205,12 +205,8 @@ def test_prompts_that_are_wrong_are_skipped(place: Path, plain: tiny.Plain, batc
     assert refused.returncode == 2 and "is there already: --resume goes on" in refused.stderr
 
 
-def begun(place: Path, output: Path, *words: Any) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "launcher.cli", *COMMON, "--output", output.name, *map(str, words)], cwd=place,
-        env=cli_tools.environment(SHARDRUN_CACHE=str(place / "cache")), stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+def begun(place: Path, output: Path, *words: Any) -> Copy | subprocess.Popen[str]:
+    process = cli_tools.begun(*COMMON, "--output", output.name, *words, cwd=place)
     assert wait_until(lambda: output.exists() and len(output.read_text().splitlines()) > 2, 90)
     return process
 

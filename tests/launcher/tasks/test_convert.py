@@ -94,6 +94,8 @@ def test_lenet5_gives_mindspores_answers(
     assert found["shardrun.source.producer"] == f"torch {torch.__version__}"
     assert len(found["shardrun.source.sha256"]) == 64
     assert set(found) >= {"shardrun.source.format", "shardrun.version"}
+    if weights != "model.ckpt":
+        return
     wrong = dict(known)
     wrong["out_0"] = wrong["out_0"] + 1
     np.savez(here / "wrong.npz", **wrong)
@@ -334,21 +336,28 @@ def test_the_exporters_own_remarks_are_for_debugging(here: Path, torch: Any) -> 
                 return x if x.sum() > 0 else -x
     """
     (here / "branch.py").write_text(textwrap.dedent(code))
-    command = [sys.executable, "-m", "launcher.cli", "convert", "--network", "branch:Branch", "out.onnx"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for extra in ([], ["--debug"]):
-        done = subprocess.run(
-            [*command, "--input", "x:4", *extra], capture_output=True, text=True, timeout=120,
-            env=environment, check=False,
-        )  # fmt: skip
-        assert done.returncode == 2
-        last = done.stderr.splitlines()[-1]
+    # Both in one new process, which takes long to begin; what it is silent of first is not yet said.
+    twice = """
+        import sys
+        from launcher.cli import main
+        command = ["convert", "--network", "branch:Branch", "out.onnx", "--input", "x:4"]
+        first = main(command)
+        print("---", file=sys.stderr)
+        print(first, main([*command, "--debug"]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(twice)], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{ROOT}"}, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == ["2", "2"], done.stderr
+    for said, debugging in zip(done.stderr.split("---\n"), (False, True), strict=True):
+        last = said.splitlines()[-1]
         assert last.startswith(
             "shardrun: error: branch:Branch cannot be exported with the inputs x:4:float32"
         )
         assert "…" not in last
-        assert (done.stderr.count("\n") == 1) is (not extra), done.stderr
-        assert ("Traceback" in done.stderr) is bool(extra)
+        assert (said.count("\n") == 1) is (not debugging), said
+        assert ("Traceback" in said) is debugging
     assert not (here / "out.onnx").exists()
 
 
@@ -359,7 +368,8 @@ def test_folders_of_transformers(
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     torch.manual_seed(0)
-    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    small = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+    small["num_hidden_layers"] = 2 if kind == "llama" else 1  # in several files
     text = {"vocab_size": 100, "max_position_embeddings": 64}
     if kind == "bert":
         module = transformers.BertForSequenceClassification(transformers.BertConfig(**small, **text))

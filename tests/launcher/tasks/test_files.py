@@ -33,6 +33,7 @@ from launcher.tasks.listing import Listing, listed
 from launcher.tasks.pace import Pace, duration
 from ranks.talk import area
 from sharding.slices.manifest import read_manifest
+from tests.copies import Copy
 from tests.launcher import cli_tools, slices
 from tests.launcher.cli_tools import copied as shardrun
 from tests.launcher.cli_tools import mpirun
@@ -503,13 +504,9 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def begun(place: Path, *words: Any) -> subprocess.Popen[str]:
+def begun(place: Path, *words: Any) -> Copy | subprocess.Popen[str]:
     """A run that is under way: some results are there."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "launcher.cli", "run", *map(str, words), *DATA],
-        cwd=place, env=cli_tools.environment(SHARDRUN_CACHE=str(place / "cache")), stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = cli_tools.begun("run", *words, *DATA, cwd=place)
     assert wait_until(lambda: (place / "out").exists() and len(names(place / "out")) > 3, 60)
     return process
 
