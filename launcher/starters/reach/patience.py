@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from launcher.starters.reach import CONNECT_SECONDS
 from launcher.starters.reach.settings import set_for
+from ranks.common import sources
 
 _CONNECTING = ("-o", f"ConnectTimeout={CONNECT_SECONDS}")
 # A host that is gone is noticed in about the time in which the control channel does.
@@ -28,19 +29,11 @@ _IDLE = {"time": 9, "intvl": 2, "probes": 3}
 """Seconds, and how often: after 15 s of silence Open MPI's daemon on a host that is cut off ends, where no
 rank of ours is there that ends it. The job has ended before: nothing in it waits for this."""
 _BY_OTHERS = (
-    *(
-        "SLURM_JOB",
-        "SLURM_NODELIST",
-        "LSB_JOB",
-        "LSB_HOSTS",
-        "LSB_MCPU_HOSTS",
-        "LSB_DJOB",
-        "PBS_JOB",
-        "PBS_NODEFILE",
-    ),
-    *("PE_HOSTFILE", "COBALT_JOB", "COBALT_NODEFILE", "LOADL_STEP", "LOADL_HOSTFILE", "LOADL_PROCESSOR_LIST"),
+    *(sources.SLURM_JOB_ID, sources.SLURM_JOB_NODELIST, sources.SLURM_NODELIST, sources.PBS_JOBID),
+    *(sources.PBS_NODEFILE, sources.LSB_JOBID, sources.PE_HOSTFILE, sources.COBALT_JOBID),
+    sources.LOADL_STEP_ID,
 )
-"""The beginnings of variables of jobs of batch systems, whose own programs MPICH and Intel MPI may start
+"""Variables of jobs of batch systems, whose own programs MPICH and Intel MPI may start
 daemons by: these would be given the same arguments. Where such a system is, as by SLURM_CONF, is no job."""
 
 
@@ -220,7 +213,7 @@ def _of_hydra(known: _Hydra, asked: _Asked, arguments: Sequence[str]) -> dict[st
     launcher = _asked_for(known.launcher, environ, arguments)
     if any(one != "ssh" for one in launcher):
         return {}
-    if not launcher and any(name.startswith(_BY_OTHERS) for name in environ):
+    if not launcher and any(name in environ for name in _BY_OTHERS):
         return {}
     programs = _asked_for(known.program, environ, arguments)
     if not all(_is_ssh(one) for one in programs):
