@@ -152,7 +152,10 @@ def test_what_ranks_have_started_ends_with_them(slurm: Cluster, end: str) -> Non
     waits for them."""
     before = ("salloc", "--quiet", "--nodes=1", "--ntasks=2")
     done = slurm.run("exec", "--launcher", "slurm", script(slurm, LEAVES.format(end)), before=before)
-    assert done.stdout.count("done") == 2 and bool(done.returncode) == bool(end), done.stderr
+    # Of two that fail the first ends the other, which may not have come so far.
+    said = done.stdout.count("done")
+    assert said == 2 or (end and said == 1), done.stdout
+    assert bool(done.returncode) == bool(end), done.stderr
     assert not [pid for name in (FIRST, SECOND) for pid in slurm.hosts.processes(name) if is_left(pid)]
 
 
