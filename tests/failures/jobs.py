@@ -440,6 +440,8 @@ class Cell:
             with contextlib.suppress(OSError):
                 self.group.rmdir()
         if self.jobs.slurm is not None:
+            # Of a killed salloc Slurm would keep the nodes.
             with contextlib.suppress(RuntimeError):
+                self.jobs.slurm.cancel()
                 self.jobs.slurm.idle()
         shutil.rmtree(self.folder, ignore_errors=True)
