@@ -371,33 +371,25 @@ def prove(
             assert joined.shape == wanted.shape and joined.dtype == wanted.dtype, (
                 f"{where}: {joined.dtype}{joined.shape} instead of {wanted.dtype}{wanted.shape}"
             )
-            _compare(joined, wanted, case.rtol, where)
+            compare(joined, wanted, case.rtol, where)
     return options
 
 
-def _compare(joined: np.ndarray[Any, Any], whole: np.ndarray[Any, Any], rtol: float, where: str) -> None:
+def compare(joined: np.ndarray[Any, Any], whole: np.ndarray[Any, Any], rtol: float, where: str) -> None:
+    """Raises `AssertionError` where they differ in shape, or by more than ``rtol`` of the largest value."""
     if whole.dtype.kind != "f":
         np.testing.assert_array_equal(joined, whole, err_msg=where)
         return
     finite = np.abs(whole[np.isfinite(whole)].astype(np.float64))
     scale = float(finite.max()) if finite.size else 1.0
     atol = rtol * max(scale, 1.0)
-    near = np.abs(joined - whole) <= atol + rtol * np.abs(whole) if finite.size == whole.size else np.False_
-    if not near.all():  # as numpy asks it too, in ten times as long
+    alike = joined.shape == whole.shape and finite.size == whole.size
+    # As numpy asks it too, in ten times as long.
+    if not alike or not (np.abs(joined - whole) <= atol + rtol * np.abs(whole)).all():
         np.testing.assert_allclose(joined, whole, rtol=rtol, atol=atol, err_msg=where)
 
 
 __all__ = [
-    "MICROSOFT",
-    "Case",
-    "Const",
-    "TensorProto",
-    "cut",
-    "join",
-    "kind",
-    "options_of",
-    "prove",
-    "view",
-    "whole",
-    "write",
-]
+    "MICROSOFT", "Case", "Const", "TensorProto", "compare", "cut",
+    "join", "kind", "options_of", "prove", "view", "whole", "write",
+]  # fmt: skip

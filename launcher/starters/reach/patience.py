@@ -29,12 +29,18 @@ _IDLE = {"time": 9, "intvl": 2, "probes": 3}
 """Seconds, and how often: after 15 s of silence Open MPI's daemon on a host that is cut off ends, where no
 rank of ours is there that ends it. The job has ended before: nothing in it waits for this."""
 _BY_OTHERS = (
-    *(sources.SLURM_JOB_ID, sources.SLURM_JOB_NODELIST, sources.SLURM_NODELIST, sources.PBS_JOBID),
-    *(sources.PBS_NODEFILE, sources.LSB_JOBID, sources.PE_HOSTFILE, sources.COBALT_JOBID),
+    sources.SLURM_JOB_ID,
+    sources.SLURM_JOB_NODELIST,
+    sources.SLURM_NODELIST,
+    sources.PBS_JOBID,
+    sources.PBS_NODEFILE,
+    sources.LSB_JOBID,
+    sources.PE_HOSTFILE,
+    sources.COBALT_JOBID,
     sources.LOADL_STEP_ID,
 )
-"""Variables of jobs of batch systems, whose own programs MPICH and Intel MPI may start
-daemons by: these would be given the same arguments. Where such a system is, as by SLURM_CONF, is no job."""
+"""Variables of jobs of batch systems, whose own programs MPICH and Intel MPI may start daemons by: these
+would be given the same arguments. Where such a system is, as by SLURM_CONF, is no job."""
 
 
 def options(

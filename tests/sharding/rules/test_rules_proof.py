@@ -12,13 +12,14 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import numpy as np
 import onnxruntime
 import pytest
 
 import sharding.rules
 from sharding.rules import RULES
 from tests.sharding.graphs import Array
-from tests.sharding.proof import Case, kind, options_of, prove, runnable, whole, write
+from tests.sharding.proof import Case, compare, kind, options_of, prove, runnable, whole, write
 from tests.sharding.rule_cases import CASES, EXTRA_BY_DOMAIN
 from tests.sharding.rule_cases import EXTRA as FAMILY_EXTRA
 from tests.sharding.rule_cases.offered import OFFERED
@@ -215,3 +216,14 @@ def _functions(code: CodeType) -> Iterator[CodeType]:
             if constant.co_flags & inspect.CO_OPTIMIZED:  # the body of a class is not
                 yield constant
             yield from _functions(constant)
+
+
+@pytest.mark.parametrize(
+    "found", [np.ones((1, 3)), np.ones(3), np.full((2, 3), np.nan), np.full((2, 3), 1.1)]
+)
+def test_what_differs_from_the_whole_node_is_found(found: Array) -> None:
+    """Also a part whose shape alone differs, which would go with the whole."""
+    whole_node = np.ones((2, 3))
+    compare(whole_node.copy(), whole_node, 1e-5, "equal")
+    with pytest.raises(AssertionError):
+        compare(found, whole_node, 1e-5, "other")
