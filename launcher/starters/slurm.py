@@ -46,6 +46,9 @@ _HOLD = 'env -0 && printf "\\0\\0" && exec cat'
 _ENDED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<ranks>[\d,-]+): (?P<how>.+)")
 _MISSING = re.compile(r" *(?P<rank>\d+): slurmstepd-\S+: error: execve\(\): (?P<what>.+): (?P<why>[^:]+)$")
 _CODE = re.compile(r"Exited with exit code (\d+)")
+_NODE = re.compile(
+    r"srun: error: (Node failure on|Task launch for \S+ failed on node) (?P<host>[^\s:]+)(: (?P<why>.+))?"
+)
 
 
 class SlurmLauncher(Launcher):
@@ -152,7 +155,7 @@ class SlurmLauncher(Launcher):
         try:
             with listing(hosts) as (descriptor, path):
                 full = {**inherited, **ours, sources.SLURM_HOSTFILE: path}
-                return SlurmHandle(command, full, descriptor, self._granted)
+                return SlurmHandle(command, full, descriptor, self._granted, table)
         except OSError as error:
             if shortage(error):
                 raise cause.shortage(error) from None
@@ -228,8 +231,9 @@ class SlurmHandle(ProgramHandle):
         environment: Mapping[str, str],
         listed: int,
         granted: Granted | None,
+        table: RankTable,
     ) -> None:
-        self._granted = granted
+        self._granted, self._table = granted, table
         super().__init__("srun", command, environment, kept=(listed,))
 
     def attribute(self, line: str) -> list[tuple[int | None, str]]:
@@ -244,6 +248,9 @@ class SlurmHandle(ProgramHandle):
             rank = int(lacks["rank"])
             self._missing |= {rank}
             return [Ended(rank, None, words.not_started(lacks["what"], lacks["why"]), heard=True)]
+        if (lost := _NODE.search(line)) is not None:  # and then it ends the others
+            there = (device.rank for device in self._table.devices if device.host == lost["host"])
+            return [Ended(rank, None, _node_failed(lost["why"]), heard=True) for rank in there]
         found = _ENDED.search(line)
         code = None if found is None else _code(found["how"])
         if found is None or code is None:
@@ -257,6 +264,12 @@ class SlurmHandle(ProgramHandle):
         super().close()
         if self._granted is not None:
             self._granted.close()
+
+
+def _node_failed(why: str | None) -> str:
+    if why is None:
+        return "Slurm says that its node has failed: that host is down, or the network to it is cut"
+    return f"Slurm cannot start it there ({why.strip()}): see that this host and its slurmd answer"
 
 
 def _code(how: str) -> int | None:

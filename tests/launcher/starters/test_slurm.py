@@ -143,6 +143,53 @@ def test_what_srun_says_of_tasks(line: str, ends: list[Ended]) -> None:
     assert handle.heard(line) == ends
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (
+            "Node failure on n2",
+            "Slurm says that its node has failed: that host is down, or the network to it is cut.",
+        ),
+        (
+            "Task launch for StepId=1.0 failed on node n2: Communication connection failure",
+            "Slurm cannot start it there (Communication connection failure): see that this host and its "
+            "slurmd answer.",
+        ),
+    ],
+)
+def test_a_node_that_fails_while_ranks_start(line: str, why: str) -> None:
+    """Slurm ends the ranks of other nodes then: none of them is the cause."""
+    handle = SlurmHandle.__new__(SlurmHandle)
+    handle._table = make_rank_table([("n1", 1), ("n2", 2), ("n21", 1)])
+    found = Findings(4, {}, dict(enumerate(["n1", "n2", "n2", "n21"])))
+    for said in (f"srun: error: {line}\n", "srun: error: n1: task 0: Killed\n"):
+        for ended in handle.heard(said):
+            assert ended.rank is not None
+            found.troubles.setdefault(ended.rank, Trouble(ended.rank, found._hosts[ended.rank])).end(ended)
+    assert set(found.troubles) == {0, 1, 2}
+    assert str(verdict(found)) == f"rank 1 on host n2 is gone: {why}"
+
+
+def test_a_plugin_that_does_not_load(stand_in: Path, tmp_path: Path) -> None:
+    """srun lists it all the same."""
+    save_mlp(tmp_path / "model.onnx")
+    said = [
+        "srun: error: Couldn't load specified plugin name for mpi/pmix: Plugin init() callback failed",
+        "srun: error: MPI: Unable to load any plugin",
+        "srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types",
+    ]
+    (stand_in / "srun").write_text("#!/bin/sh\ncat >&2 <<'END'\n" + "\n".join(said) + "\nEND\nexit 1\n")
+    done = shardrun("run", "model.onnx", "--launcher", "slurm", cwd=tmp_path, **told(stand_in, {}))
+    assert done.returncode == 1
+    first, *rest = done.stderr.splitlines()
+    assert first == (
+        "shardrun: error: slurm ended with exit code 1 before the ranks had started. Slurm does not load its "
+        "MPI plugin pmix: install the library that it needs here and on the nodes, or use collectives that "
+        "need no MPI (--collectives gloo). It said:"
+    )
+    assert [line.strip() for line in rest] == said
+
+
 @pytest.mark.parametrize("first", ["reason", "code"])
 def test_a_program_that_is_not_there(first: str) -> None:
     """Slurm ends such a task with the number of the error, in whichever order it says both."""
