@@ -84,7 +84,7 @@ def _cases() -> Iterator[tuple[str, int, str]]:
 
 @functools.lru_cache(maxsize=1)
 def _read(path: Path) -> Source:
-    """A plan leaves what was read as it was (`sharding/search/test_plans.py` tests it)."""
+    """A plan leaves what was read as it was (`tests/sharding/search/test_plans.py` tests it)."""
     return read_model(path)
 
 
