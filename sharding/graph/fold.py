@@ -47,15 +47,15 @@ def evaluate(node: ir.Node, opset: int) -> ir.TensorProtocol | None:
     """The output of a node whose inputs are all small constants; None to leave it in the graph."""
     import onnx_ir as ir
 
-    if (
-        not node.inputs
-        or node.op_type not in _FOLDED
-        or not is_alike(node, opset)
-        or any(_has_graph(attribute) for attribute in node.attributes.values())
-    ):
+    if not node.inputs or node.op_type not in _FOLDED:
         return None
-    arrays = [None if value is None else small_constant(value) for value in node.inputs]
-    if any(value is not None and array is None for value, array in zip(node.inputs, arrays, strict=True)):
+    arrays: list[Array | None] = []
+    for value in node.inputs:
+        array = None if value is None else small_constant(value)
+        if array is None and value is not None:
+            return None
+        arrays.append(array)
+    if not is_alike(node, opset) or any(_has_graph(attribute) for attribute in node.attributes.values()):
         return None
     if not _is_exact(node, [array for array in arrays if array is not None]):
         return None
@@ -69,7 +69,7 @@ def evaluate(node: ir.Node, opset: int) -> ir.TensorProtocol | None:
         return None
     if result is None or _shape(node.outputs[0]) not in {None, result.shape}:
         return None
-    tensor = ir.tensor(result.copy())
+    tensor = ir.Tensor(result.copy())
     wanted = node.outputs[0].dtype
     return tensor if wanted is None or tensor.dtype == wanted else None
 

@@ -142,7 +142,7 @@ class RankEmitter:
         array = np.ascontiguousarray(value).reshape(np.shape(value))
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self.constants:
-            tensor = self.ir.tensor(array, name=self.names.fresh("shardrun/constant"))
+            tensor = self.ir.Tensor(array, name=self.names.fresh("shardrun/constant"))
             self.constants[key] = initializer(tensor.name, tensor)
         return self.constants[key]
 
@@ -377,7 +377,7 @@ class RankEmitter:
 
     def _attributes(self, attributes: dict[str, object]) -> list[ir.Attr]:
         plain = {
-            name: self.ir.tensor(item) if isinstance(item, np.ndarray) else item
+            name: self.ir.Tensor(item) if isinstance(item, np.ndarray) else item
             for name, item in attributes.items()
             if not (isinstance(item, list) and not item)
         }

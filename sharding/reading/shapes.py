@@ -135,16 +135,21 @@ def _merge(value: ir.Value, found: onnx.TypeProto) -> bool:
     before = (value.dtype, shape_of(value))
     if value.type is None and found.tensor_type.elem_type:
         value.type = ir.TensorType(ir.DataType(found.tensor_type.elem_type))
+    shape = before[1]
     if (axes := declared_shape(found)) is not None:
-        old = before[1]
-        if old is None:
-            value.shape = ir.Shape(axes)
-        elif len(old) == len(axes):
-            value.shape = ir.Shape([_more_exact(a, b) for a, b in zip(old, axes, strict=True)])
-    return before != (value.dtype, shape_of(value))
+        if shape is None:
+            shape = tuple(axes)
+        elif len(shape) == len(axes):
+            shape = tuple([_more_exact(a, b) for a, b in zip(shape, axes, strict=True)])
+    if shape != before[1] and shape is not None:
+        value.shape = ir.Shape(shape)
+    return before != (value.dtype, shape)
 
 
 def _more_exact(a: Dim, b: Dim) -> Dim:
+    if a == b:
+        return a
+
     def vagueness(axis: Dim) -> int:
         if axis is None or isinstance(axis, int):
             return 3 if axis is None else 0
@@ -190,32 +195,25 @@ class _Completion:
                     for value in node.outputs
                     if value.name in found and _merge(value, found[value.name])
                 )
-            elif not node.domain and not self._fold(node):
-                self._follow(node)
+            elif not node.domain:
+                self._learn(node)
         simplify(self.graph, self.opsets.get("", 1))
         for node in reversed(list(self.graph)):
             if not any(value.uses() or value in self.outputs for value in node.outputs):
                 self.graph.remove(node, safe=True)
 
-    def _fold(self, node: ir.Node) -> bool:
-        """Replaces a node of constant value; whether it did."""
-        import onnx_ir as ir
-
-        if len(node.outputs) != 1 or node.outputs[0] in self.outputs:
-            return False
-        tensor = evaluate(node, self.opsets.get("", 1))
+    def _learn(self, node: ir.Node) -> None:
+        """Replaces a node of constant value; learns what one that stays says of its outputs."""
+        may_go = len(node.outputs) == 1 and node.outputs[0] not in self.outputs
+        tensor = evaluate(node, self.opsets.get("", 1)) if may_go else None
+        elements = self._elements(node) if tensor is None and len(node.outputs) == 1 else None
+        if may_go and elements is not None:
+            tensor = _constant(node.outputs[0], elements)
         if tensor is None:
-            elements = self._elements(node)
-            if elements is None or not all(type(item) is int for item in elements.flat):
-                return False
-            output = node.outputs[0]
-            dtype = ir.DataType.INT64 if output.dtype is None else output.dtype
-            if not dtype.is_integer():
-                return False
-            tensor = ir.tensor(np.asarray(elements.tolist(), dtype.numpy()))
-        # The bounds of a slice, say: what is cut with them can be inferred now, and could not before.
-        self.changed.add(replace_by_constant(self.graph, node.outputs[0], tensor))
-        return True
+            self._follow(node, elements)
+        else:
+            # The bounds of a slice, say: what is cut with them can be inferred now, and could not before.
+            self.changed.add(replace_by_constant(self.graph, node.outputs[0], tensor))
 
     def _elements(self, node: ir.Node) -> Known | None:
         """What is known of a node's output; nothing where its type could not hold it, for then it wraps."""
@@ -274,9 +272,9 @@ class _Completion:
             return None
         return shape_values.known(constant)
 
-    def _follow(self, node: ir.Node) -> None:
-        """Learns what a node that stays says of its outputs."""
-        if len(node.outputs) == 1 and (elements := self._elements(node)) is not None:
+    def _follow(self, node: ir.Node, elements: Known | None) -> None:
+        """Learns what a node that stays says of its outputs; ``elements``: what is known of the only one."""
+        if elements is not None:
             self.known[node.outputs[0]] = elements
         self.changed |= refine_inputs(node, self.known_elements)
         vague = node.op_type in _SHAPED or any(
@@ -349,6 +347,16 @@ class _Completion:
         if any(isinstance(length, int) and length < 0 for length in lengths):
             return None
         return {node.outputs[0].name or "": onnx.helper.make_tensor_type_proto(int(dtype), lengths.tolist())}
+
+
+def _constant(output: ir.Value, elements: Known) -> ir.TensorProtocol | None:
+    """An output whose elements are all known."""
+    import onnx_ir as ir
+
+    if not all(type(item) is int for item in elements.flat):
+        return None
+    dtype = ir.DataType.INT64 if output.dtype is None else output.dtype
+    return ir.Tensor(np.asarray(elements.tolist(), dtype.numpy())) if dtype.is_integer() else None
 
 
 def _vector_length(value: ir.Value | None) -> int | None:

@@ -74,7 +74,7 @@ def _serialize(plan: Plan, rank: int, rank_graph: RankGraph) -> bytes:
 
     model = plan.source.model
     source = model.graph
-    given = {**plan.source.defaults, LOGITS_FROM: ir.tensor(np.zeros(1, np.int64), name=LOGITS_FROM)}
+    given = {**plan.source.defaults, LOGITS_FROM: ir.Tensor(np.zeros(1, np.int64), name=LOGITS_FROM)}
     defaults = [value for value in rank_graph.inputs if value.name in given]
     for value in defaults:
         value.const_value = given[value.name or ""]

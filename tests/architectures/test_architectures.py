@@ -1,5 +1,7 @@
 """Every architecture sliced and run on two ranks, some on four: outputs, memory and number of collectives."""
 
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -7,8 +9,10 @@ import pytest
 
 import sharding
 from sharding.demands.options import SliceOptions
+from sharding.planning import plan as planning
+from sharding.reading.read import Source, read_model
 from tests.architectures import table, zoo
-from tests.architectures.measure import measure, processes_error
+from tests.architectures.measure import Measured, measure, processes_error
 from tests.models import BUILD_SECONDS, Feeds
 from tests.sharding import lockstep
 
@@ -20,6 +24,8 @@ MORE_RANKS = dict.fromkeys(
     4,
 )
 """Besides two; then the first of the two example inputs is run."""
+STAGES = {"bert": 2, "gpt2": 3, "resnet50": 3, "unet": 2}
+PARTS_OF_A_BATCH = {"gpt2": 2, "resnet50": 2, "unet": 2}
 EXPECTED = {
     (name, result.ranks): result
     for name, slicings in table.read().items()
@@ -67,15 +73,43 @@ def test_rows_of_the_page_are_read_as_they_were_written() -> None:
     assert rows == lines[lines.index(table.HEAD[0]) + 2 :][: len(rows)]
 
 
-@pytest.mark.parametrize(("name", "ranks"), [(name, 2) for name in zoo.NAMES] + list(MORE_RANKS.items()))
-def test_slices_give_the_unsliced_outputs(name: str, ranks: int, tmp_path: Path) -> None:
-    found = measure(zoo.get(name), ranks, tmp_path, examples=2 if ranks == 2 else 1)
+def _cases() -> Iterator[tuple[str, int, str]]:
+    """Those of one architecture follow each other: it is read once for them."""
+    for name in zoo.NAMES:
+        yield name, 2, "tensor"
+        for strategy, others in (("tensor", MORE_RANKS), ("pipeline", STAGES), ("data", PARTS_OF_A_BATCH)):
+            if name in others:
+                yield name, others[name], strategy
+
+
+@functools.lru_cache(maxsize=1)
+def _read(path: Path) -> Source:
+    """A plan leaves what was read as it was (`tests/sharding/search/test_plans.py` tests it)."""
+    return read_model(path)
+
+
+@pytest.mark.parametrize(("name", "ranks", "strategy"), list(_cases()))
+def test_slices_give_the_unsliced_outputs(
+    name: str, ranks: int, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "read_model", lambda path, _: _read(path))
+    examples = 1 if strategy == "tensor" and ranks != 2 else 2
+    found = measure(zoo.get(name), ranks, tmp_path, strategy, examples=examples)
     assert found.error <= zoo.tolerance(name)
-    expected = EXPECTED[name, ranks]
-    assert found.rank_share <= max(1 / ranks + zoo.WEIGHT_SLACK, expected.rank_share + PRINTED)
-    assert found.total <= expected.total, dict(found.counts)
-    for symbol in EMPTY.get(name, ()) if ranks == 2 else ():
+    if strategy == "tensor":
+        _check_tensors(name, found)
+    elif strategy == "pipeline":
+        assert set(found.counts) == {"Send"}
+    else:
+        assert found.total == 0
+    for symbol in EMPTY.get(name, ()) if (ranks, strategy) == (2, "tensor") else ():
         lockstep.assert_same(tmp_path / "slices", zoo.get(name).path, _empty(zoo.get(name), symbol))
+
+
+def _check_tensors(name: str, found: Measured) -> None:
+    expected = EXPECTED[name, found.ranks]
+    assert found.rank_share <= max(1 / found.ranks + zoo.WEIGHT_SLACK, expected.rank_share + PRINTED)
+    assert found.total <= expected.total, dict(found.counts)
 
 
 def _empty(model: zoo.Model, symbol: str) -> Feeds:
@@ -88,20 +122,6 @@ def _empty(model: zoo.Model, symbol: str) -> Feeds:
     }
     assert any(array.size == 0 for array in feeds.values())
     return feeds
-
-
-@pytest.mark.parametrize(("name", "ranks"), [("bert", 2), ("gpt2", 3), ("resnet50", 3), ("unet", 2)])
-def test_stages_give_the_unsliced_outputs(name: str, ranks: int, tmp_path: Path) -> None:
-    found = measure(zoo.get(name), ranks, tmp_path, "pipeline")
-    assert found.error <= zoo.tolerance(name)
-    assert set(found.counts) == {"Send"}
-
-
-@pytest.mark.parametrize(("name", "ranks"), [("gpt2", 2), ("resnet50", 2), ("unet", 2)])
-def test_parts_of_a_batch_give_the_unsliced_outputs(name: str, ranks: int, tmp_path: Path) -> None:
-    found = measure(zoo.get(name), ranks, tmp_path, "data")
-    assert found.error <= zoo.tolerance(name)
-    assert found.total == 0
 
 
 @pytest.mark.timeout(240)

@@ -1,6 +1,6 @@
 """Small ONNX graphs for tests of slicing, from text: https://onnx.ai/onnx/intro/python.html#text."""
 
-import hashlib
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +82,22 @@ SMALL_BYTES = 1 << 26
 
 def digest(folder: Path) -> str | None:
     """Of the names and bytes of its files: what was made of them holds as long as it is the same. The times
-    of files are too coarse for that. None where they are large: nothing is to be kept of those."""
+    of files are too coarse for that. None where they are large: nothing is to be kept of those.
+
+    It is compared with those of a few other folders, for which check sums do, in a fifth of the time."""
     paths = sorted(path for path in folder.iterdir() if path.is_file())
     if sum(path.stat().st_size for path in paths) > SMALL_BYTES:
         return None
-    found = hashlib.sha256()
-    for path in paths:
-        found.update(repr((path.name, path.stat().st_size)).encode() + path.read_bytes())
-    return found.hexdigest()
+    return repr([(path.name, path.stat().st_size, _check_sum(path)) for path in paths])
+
+
+def _check_sum(path: Path) -> int:
+    found, block = 0, bytearray(1 << 18)
+    view = memoryview(block)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            found = zlib.crc32(view[:count], found)
+    return found
 
 
 MLP = """

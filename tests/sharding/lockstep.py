@@ -419,7 +419,8 @@ class _Rank:
         graph.initializer.extend(weights[name] for name in held if name in weights)
         for name in fed:
             kind = onnx.helper.np_dtype_to_tensor_dtype(values[name].dtype)
-            graph.input.append(onnx.helper.make_tensor_value_info(name, kind, values[name].shape))
+            open_lengths = [None] * values[name].ndim  # one session for inputs of all lengths
+            graph.input.append(onnx.helper.make_tensor_value_info(name, kind, open_lengths))
         known = [name for name in (*mentioned, *produced) if name in self.declared and name not in fed]
         graph.value_info.extend(self.declared[name] for name in known)
         graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in given)

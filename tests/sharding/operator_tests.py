@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import pickle
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -207,6 +208,7 @@ def _slice_all(
                     if done:
                         continue
                 folder = path.parent / "slices"
+                shutil.rmtree(folder, ignore_errors=True)  # to replace it, it would be read and checked twice
                 write_slices(now, folder)
                 if not all(_same(found, test) for found in _ranks(folder, feeds, world)):
                     tally.failures.append(f"{where}: outputs differ" + (f" ({chosen})" if chosen else ""))

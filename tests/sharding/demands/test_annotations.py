@@ -24,6 +24,7 @@ from sharding.slices.mesh import Mesh, parse_mesh
 from sharding.slices.placement import REPLICATED, Placement, Split
 from sharding.writing import annotate as annotating
 from sharding.writing.annotate import annotate
+from sharding.writing.write import write_slices
 from tests.sharding import graphs, lockstep, merged_decoder
 from tests.sharding.graphs import array
 from tests.sharding.llama import Llama
@@ -45,8 +46,9 @@ def round_trip(path: Path, mesh: str, feeds: dict[str, Any]) -> None:
     expected = lockstep.reference(path, feeds)
     for name, value in lockstep.reference(copy, feeds).items():
         assert lockstep.relative_error(value, expected[name]) == 0  # plain ONNX Runtime does not mind
-    kept(plan, plan_model(copy, plan.mesh.size))
-    sharding.slice_model(copy, plan.mesh.size, path.with_name("slices"))
+    again = plan_model(copy, plan.mesh.size)
+    kept(plan, again)
+    write_slices(again, path.with_name("slices"))
     lockstep.assert_same(path.with_name("slices"), path, feeds)
 
 
@@ -194,7 +196,7 @@ def test_stages_give_the_mesh(tmp_path: Path) -> None:
     ir.save(model, tmp_path / "a.onnx")
     plan = plan_model(tmp_path / "a.onnx", 4)
     assert plan.mesh == Mesh.of(pipeline=2, tensor=2)
-    sharding.slice_model(tmp_path / "a.onnx", 4, tmp_path / "slices")
+    write_slices(plan, tmp_path / "slices")
     lockstep.assert_same(tmp_path / "slices", tmp_path / "m.onnx", llama.feeds())
 
 

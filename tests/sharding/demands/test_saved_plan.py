@@ -18,6 +18,7 @@ from sharding.errors import SliceError
 from sharding.planning.plan import Plan, plan_model
 from sharding.planning.saved_plan import read_saved_plan, save_plan
 from sharding.slices.mesh import Mesh, parse_mesh
+from sharding.writing.write import write_slices
 from tests.sharding import graphs, lockstep
 from tests.sharding.graphs import array
 from tests.sharding.llama import Llama
@@ -44,7 +45,7 @@ def test_a_plan_is_followed(tmp_path: Path, mesh: str) -> None:
     assert chosen(again) == chosen(plan)
     assert again.weights == plan.weights and again.collectives == plan.collectives
     assert (again.stages, again.mesh, again.micro_batches) == (plan.stages, plan.mesh, plan.micro_batches)
-    sharding.slice_model(path, plan.world_size, tmp_path / "slices", options=options)
+    write_slices(again, tmp_path / "slices")
     lockstep.assert_same(tmp_path / "slices", path, llama.feeds())
     save_plan(again, tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "plan.json").read_bytes()

@@ -14,16 +14,19 @@ from sharding.errors import OptionError
 from sharding.planning.expected import expected_sizes
 from sharding.planning.plan import plan_model
 from sharding.planning.saved_plan import read_saved_plan, save_plan
-from sharding.reading.read import read_model
+from sharding.reading.read import Source, read_model
 from sharding.slices.manifest import read_manifest
 from tests.sharding import graphs, lockstep
 from tests.sharding.graphs import array
 from tests.sharding.llama import sized
 from tests.sharding.search.test_reuse import unrolled
 
+pytestmark = pytest.mark.usefixtures("read_once")
 
-def lengths(path: Path, **given: int) -> dict[str, int]:
-    return dict(expected_sizes(read_model(path), given).lengths)
+
+def lengths(model: Path | Source, **given: int) -> dict[str, int]:
+    source = read_model(model) if isinstance(model, Path) else model
+    return dict(expected_sizes(source, given).lengths)
 
 
 def decoder(
@@ -83,14 +86,14 @@ def test_what_an_operator_reads_as_past_is_a_cache(tmp_path: Path, operator: str
 
 
 def test_what_a_user_says_counts_and_a_mask_covers_both(tmp_path: Path) -> None:
-    path = sized(cache=True).save(tmp_path / "model.onnx")
-    assert lengths(path) == {"seq": 1}
-    assert lengths(path, past=1000) == {"seq": 1, "past": 1000}
-    assert lengths(path, seq=30, batch=4) == {"seq": 30, "batch": 4}
-    sizes = expected_sizes(read_model(path), {"past": 1000})
+    source = read_model(sized(cache=True).save(tmp_path / "model.onnx"))
+    assert lengths(source) == {"seq": 1}
+    assert lengths(source, past=1000) == {"seq": 1, "past": 1000}
+    assert lengths(source, seq=30, batch=4) == {"seq": 30, "batch": 4}
+    sizes = expected_sizes(source, {"past": 1000})
     assert sizes.count(("batch", 8, "seq", "past + seq")) == 8 * 1001
     assert sizes.count(("8*batch", "seq")) == 8
-    assert expected_sizes(read_model(path), {"batch": 4, "seq": 2}).count(("8*batch", "seq")) == 64
+    assert expected_sizes(source, {"batch": 4, "seq": 2}).count(("8*batch", "seq")) == 64
     masked = decoder(tmp_path / "masked.onnx", "past")
     assert lengths(masked, old=500) == {"new": 1, "old": 500}
 

@@ -17,6 +17,8 @@ from sharding.demands.options import SliceOptions
 from tests.releases import INSTALLED
 from tests.sharding import lockstep
 
+pytestmark = pytest.mark.usefixtures("read_once")
+
 MICROSOFT = "com.microsoft"
 LAYERS, HEADS, PAIRS, SIZE, INNER, VOCABULARY, PLACES = 2, 8, 4, 16, 192, 120, 40
 WIDTH = HEADS * SIZE

@@ -25,6 +25,8 @@ from tests.sharding import graphs, lockstep
 from tests.sharding.graphs import array
 from tests.sharding.llama import Llama, sized
 
+pytestmark = pytest.mark.usefixtures("read_once")
+
 Feeds = Mapping[str, np.ndarray[Any, Any]]
 
 STACKED = """

@@ -12,6 +12,7 @@ from sharding.planning.plan import Plan
 from sharding.reading.read import read_model
 from sharding.search.solve import counted_weights
 from sharding.search.steps import steps
+from sharding.writing.write import write_slices
 from tests.sharding import graphs, lockstep
 from tests.sharding.llama import sized
 
@@ -42,7 +43,7 @@ def test_grouped_heads(tmp_path: Path, ranks: int, kv_heads: int, kept: str, cac
     assert plan.whole == {}
     total = sum(weight.nbytes for weight in plan.source.weights.values())
     assert plan.rank_weight_bytes() <= (1 / ranks + 0.03) * total
-    sharding.slice_model(path, ranks, tmp_path / "slices")
+    write_slices(plan, tmp_path / "slices")
     lockstep.assert_same(tmp_path / "slices", path, model.feeds())
 
 
@@ -65,10 +66,9 @@ def test_a_plan_leaves_what_was_read_as_it_was(
 def test_one_head_for_all_is_whole_or_summed(tmp_path: Path) -> None:
     model = sized(kv_heads=1)
     path = model.save(tmp_path / "model.onnx")
-    assert not any(
-        "*" in share for name in ("k_0", "v_0") for share in _shares(sharding.plan_model(path, 4), name)
-    )
-    sharding.slice_model(path, 4, tmp_path / "slices")
+    plan = sharding.plan_model(path, 4)
+    assert not any("*" in share for name in ("k_0", "v_0") for share in _shares(plan, name))
+    write_slices(plan, tmp_path / "slices")
     lockstep.assert_same(tmp_path / "slices", path, model.feeds())
 
 
