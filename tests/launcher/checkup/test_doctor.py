@@ -76,9 +76,7 @@ def test_ranks_that_cannot_meet_fail(tmp_path: Path) -> None:
     table = make_rank_table([("127.0.0.1", 1), ("host.invalid", 1)])
     (tmp_path / "t.json").write_text(table.to_json())
     path = path_with_quick_torch(tmp_path)
-    done = shardrun(
-        "doctor", "--rank-table", "t.json", "--launcher", "local", cwd=tmp_path, PYTHONPATH=path
-    )
+    done = shardrun("doctor", "--rank-table", "t.json", "--launcher", "local", cwd=tmp_path, PYTHONPATH=path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     lines = done.stdout.splitlines()
     assert any(line.startswith("fail  hosts         host.invalid") for line in lines)

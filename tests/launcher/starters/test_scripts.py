@@ -258,23 +258,22 @@ def test_verify_compares_with_the_model_that_was_given(folder: Path) -> None:
     assert done.returncode == 0 and "against m.onnx in plain ONNX Runtime" in done.stdout, done.stderr
 
 
+def working(mark: str) -> list[str]:
+    """The ranks that are called so, as they are once they work."""
+    return [line for line in processes.marked(mark).values() if line.startswith("shardrun rank ")]
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_run_all_is_ended(folder: Path, number: int, code: int) -> None:
-    assert (
-        shardrun(
-            "scripts", "m.onnx", "--ranks", 2, "--output", "job", "--repeat", 10**8, cwd=folder
-        ).returncode
-        == 0
-    )
+    done = shardrun("scripts", "m.onnx", "--ranks", 2, "--output", "job", "--repeat", 10**8, cwd=folder)
+    assert done.returncode == 0
     mark = f"run-all-{number}"
     process = subprocess.Popen(
         [folder / "job" / "run_all.sh"], env=environment(**{processes.MARK: mark}), stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
-        # As they are called once they work.
-        working = lambda: [line for line in processes.marked(mark).values() if line.startswith("shardrun rank ")]  # noqa: E731
-        assert processes.wait_until(lambda: len(working()) == 2, 30)
+        assert processes.wait_until(lambda: len(working(mark)) == 2, 30)
         os.killpg(process.pid, number)
         assert process.wait(10) == code
         assert processes.wait_until(lambda: not processes.marked(mark), 5)
