@@ -119,6 +119,20 @@ def _watched(
     return done
 
 
+def path_with_quick_torch(folder: Path) -> str:
+    """A PYTHONPATH for ``shardrun doctor`` where its answer about torch is not what is tested: to import the
+    real one takes longer than all else."""
+    package = folder / "quick" / "torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "__version__ = '0'\nclass cuda:\n    is_available = staticmethod(lambda: False)\n"
+    )
+    (package / "distributed.py").write_text(
+        "is_available = is_gloo_available = lambda: True\nis_nccl_available = lambda: False\n"
+    )
+    return f"{package.parent}:{ROOT}"
+
+
 def mpirun(ranks: int) -> list[str]:
     """The words before a command that start it on ``ranks`` ranks; mpirun of PATH or beside this Python."""
     beside = Path(sys.executable).parent / "mpirun"

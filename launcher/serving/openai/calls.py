@@ -106,17 +106,19 @@ def form_of(render: Render) -> CallForm | None:
     def written(*messages: Json) -> str:
         return render([asked, *messages], continued=False, tools=[_TOOL])
 
+    try:
+        said, head = written({"role": "assistant", "content": _TEXT}), written()
+    except ConfigError:  # the template refuses it
+        return None
+    if not said.startswith(head) or _TEXT not in said[len(head) :]:
+        return None
+    head += said[len(head) :].partition(_TEXT)[0]  # who speaks
     for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
         call = {"id": "abcdef123", "type": "function", "function": {"name": _NAME, "arguments": arguments}}
         try:
-            said = written({"role": "assistant", "content": _TEXT})
             called = written({"role": "assistant", "content": "", "tool_calls": [call]})
-            head = written()
-        except ConfigError:  # the template refuses it
+        except ConfigError:
             continue
-        if not said.startswith(head) or _TEXT not in said[len(head) :]:
-            continue
-        head += said[len(head) :].partition(_TEXT)[0]  # who speaks
         if called.startswith(head) and (form := _form_in(called[len(head) :])) is not None:
             return form
     return None

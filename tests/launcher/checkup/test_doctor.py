@@ -22,8 +22,8 @@ from launcher.checkup.checks import cores, gpus, hosts, limits, memory, mpi, net
 from launcher.common import programs as asking
 from launcher.job.rank_table import make_rank_table
 from tests.launcher import processes
-from tests.launcher.cli_tools import ROOT
 from tests.launcher.cli_tools import copied as shardrun
+from tests.launcher.cli_tools import path_with_quick_torch
 from tests.launcher.submission import real_slurm
 
 Programs = Callable[..., None]
@@ -75,7 +75,8 @@ def test_a_real_group_is_tried(tmp_path: Path) -> None:
 def test_ranks_that_cannot_meet_fail(tmp_path: Path) -> None:
     table = make_rank_table([("127.0.0.1", 1), ("host.invalid", 1)])
     (tmp_path / "t.json").write_text(table.to_json())
-    done = shardrun("doctor", "--rank-table", "t.json", "--launcher", "local", cwd=tmp_path)
+    path = path_with_quick_torch(tmp_path)
+    done = shardrun("doctor", "--rank-table", "t.json", "--launcher", "local", cwd=tmp_path, PYTHONPATH=path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     lines = done.stdout.splitlines()
     assert any(line.startswith("fail  hosts         host.invalid") for line in lines)
@@ -258,7 +259,8 @@ def test_slurm_that_is_there_and_that_is_not(programs: Programs) -> None:
 def test_a_real_slurm(tmp_path: Path) -> None:
     cluster = real_slurm.Cluster(tmp_path)
     try:
-        done = shardrun("doctor", cwd=tmp_path, **cluster.environment)
+        path = path_with_quick_torch(tmp_path)
+        done = shardrun("doctor", cwd=tmp_path, PYTHONPATH=path, **cluster.environment)
         assert "ok    Slurm         debug: 2 idle; srun --mpi: " in done.stdout
     finally:
         cluster.close()
@@ -373,7 +375,7 @@ def test_another_package_brings_a_check(tmp_path: Path) -> None:
     (tmp_path / "more-1.dist-info" / "entry_points.txt").write_text(
         "[shardrun.checks]\nlicence = more:CHECK\n"
     )
-    done = shardrun("doctor", cwd=tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}")
+    done = shardrun("doctor", cwd=tmp_path, PYTHONPATH=f"{path_with_quick_torch(tmp_path)}:{tmp_path}")
     lines = done.stdout.splitlines()
     assert lines[-2:] == ["fail  licence       none here", f"{'':20}-> buy one"], os.linesep.join(lines)
     assert done.returncode == 1

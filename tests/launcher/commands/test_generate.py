@@ -156,7 +156,6 @@ def test_an_answer_waits_for_no_other_prompt(place: Path) -> None:
     [
         (1, ["--speculate", 2]),
         (2, ["--speculate", 2, "--draft", "model"]),
-        (1, ["--batch", 3]),
         (2, ["--batch", 3]),
     ],
     ids=str,

@@ -363,7 +363,10 @@ def break_flipped(folder: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("breakage", [break_missing, break_truncated, break_flipped])
+@pytest.mark.parametrize(
+    ("breakage", "launcher"),
+    in_turns([break_missing, break_truncated, break_flipped], ["local", "mpirun"]),
+)
 def test_damaged_shard(run_copied: Runner, two_slices: Path, launcher: str, tmp_path: Path, breakage) -> None:
     folder = tmp_path / "slices"
     shutil.copytree(two_slices, folder)

@@ -15,6 +15,7 @@ from sharding.demands.options import SliceOptions
 from sharding.graph.state_size import StateSize, joined_shape, state_size
 from sharding.slices.mesh import parse_mesh
 from sharding.slices.state import StatePair
+from sharding.writing.write import write_slices
 from tests.sharding import graphs
 from tests.sharding.llama import sized
 
@@ -32,8 +33,9 @@ def test_a_plan_and_its_slices_say_the_same(tmp_path: Path, mesh: str, said: str
     model = sized(kv_heads=2, cache=True, layers=3).save(tmp_path / "model.onnx")
     asked = parse_mesh(mesh)
     options = SliceOptions(mesh=asked)
-    planned = of_plan(sharding.plan_model(model, asked.size, options=options), {})
-    manifest = sharding.slice_model(model, asked.size, tmp_path / "slices", options=options)
+    plan = sharding.plan_model(model, asked.size, options=options)
+    planned = of_plan(plan, {})
+    manifest = write_slices(plan, tmp_path / "slices")  # as slice_model does
     sliced = of_slices(tmp_path / "slices", manifest, {})
     assert planned.state == sliced.state and planned.state is not None
     assert sliced.to_json()["micro_batches"] == manifest.micro_batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import sys
 import time
@@ -47,6 +48,12 @@ def template(call: str, end: str = "") -> ChatTemplate:
     return ChatTemplate(TURNS.replace("CALL", call).replace("END", end), Path("template"), {})
 
 
+@functools.cache
+def form_shown_by(source: str) -> CallForm | None:
+    """It is asked of processes."""
+    return form_of(ChatTemplate(source, Path("template"), {}).text)
+
+
 TAGGED = template("\n<call>\n{{ c.function | tojson }}\n</call>")
 BARE = template('{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}')
 LISTED = template("{% if loop.first %}[CALLS] [{% else %}, {% endif %}{{ c.function | tojson }}", "]")
@@ -71,7 +78,7 @@ OSLO, TIME = ("weather", '{"city": "Oslo"}'), ("time", "{}")
     ],
 )
 def test_forms_of_templates(shown: ChatTemplate, form: CallForm | None) -> None:
-    assert form_of(shown.text) == form
+    assert form_shown_by(shown.source) == form
 
 
 @pytest.mark.parametrize(
@@ -92,7 +99,7 @@ def test_forms_of_templates(shown: ChatTemplate, form: CallForm | None) -> None:
     ],
 )
 def test_calls_in_texts(shown: ChatTemplate, text: str, found: object) -> None:
-    form = form_of(shown.text)
+    form = form_shown_by(shown.source)
     assert form is not None and form.calls(text, ["weather", "time"]) == found
 
 
@@ -190,8 +197,7 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
 CHAT: Any = {"model": "tiny", "messages": [{"role": "user", "content": "who?"}], "max_completion_tokens": 64}
 
 
-@pytest.mark.parametrize("shown", [TAGGED, LISTED])
-@pytest.mark.parametrize("choice", ["auto", openai.omit])
+@pytest.mark.parametrize(("shown", "choice"), [(TAGGED, "auto"), (LISTED, openai.omit)])
 def test_a_client_is_told_of_calls(
     server: Running, client: openai.OpenAI, shown: ChatTemplate, choice: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

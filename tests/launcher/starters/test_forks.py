@@ -9,6 +9,7 @@ import pytest
 
 from tests.launcher import cli_tools
 from tests.launcher.processes import Runner
+from tests.turns import in_turns
 
 # The child keeps open whatever its parent had open: the control socket, the pipes for output.
 WITH_A_CHILD = """
@@ -80,7 +81,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("how", ["exit", "raise", "return"])
+@pytest.mark.parametrize(("how", "launcher"), in_turns(["exit", "raise", "return"], ["local", "mpirun"]))
 def test_the_end_of_a_child_is_not_the_ranks(tmp_path: Path, launcher: str, how: str) -> None:
     (tmp_path / "script.py").write_text(CHILD_THAT_ENDS)
     done = cli_tools.shardrun("exec", "--ranks", 2, "--launcher", launcher, "script.py", how, cwd=tmp_path)

@@ -15,8 +15,10 @@ import pytest
 from tests.launcher import cli_tools, slices
 from tests.launcher.cli_tools import environment
 from tests.launcher.processes import wait_until
+from tests.turns import in_turns
 
 SHARDRUN = f"{sys.executable} -m launcher.cli"
+CLOSED = ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
 FULL = "standard output cannot be written: No space left on device\n"
 
 
@@ -34,16 +36,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+RUN = "run slices --dim batch=2 --output y.npz"
+ALONE = ["slice slices/whole.onnx --ranks 2 --plan-only", "table make --local 2"]
+
+
 @pytest.mark.parametrize(
-    "command",
+    ("command", "closed"),
     [
-        "run slices --dim batch=2 --output y.npz",
-        "slice slices/whole.onnx --ranks 2 --plan-only",
-        "table make --local 2",
+        *((RUN, closed) for closed in CLOSED),
+        *((command, closed) for closed, command in in_turns(CLOSED, ALONE)),
     ],
 )
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_no_error(place: Path, command: str, closed: str) -> None:
+    """Ranks inherit them; of what runs in one process, two commands take turns."""
     done = shell(f"{SHARDRUN} {command} {closed}", place)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -54,16 +59,17 @@ def test_scripts_on_ranks_with_closed_streams(place: Path, ranks: str) -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
-    "command",
+    ("command", "unbuffered"),
     [
-        "run slices",
-        "table make --local 2",
-        "--version",
-        "--help",
-        "run --help",
-        "exec --ranks 2 --launcher local script.py",
+        ("run slices", ""),
+        ("run slices", "1"),
+        ("table make --local 2", "1"),
+        ("--version", ""),
+        ("--help", "1"),
+        ("run --help", ""),
+        ("exec --ranks 2 --launcher local script.py", ""),
+        ("exec --ranks 2 --launcher local script.py", "1"),
     ],
 )
 def test_a_full_device_is_an_error(place: Path, command: str, unbuffered: str) -> None:

@@ -18,6 +18,11 @@ from pathlib import Path
 
 NAMES = ("sbatch", "scontrol", "scancel", "srun")
 NODES = ("h1", "h2")
+# Who follows a job asks for its state again and again: a shell answers sooner than Python.
+_STATE = """\
+state="$STAND_IN_JOBS/$4.state"
+[ "$1 $2 $3" = "-o show job" ] && [ -e "$state" ] && exec cat "$state"
+"""
 
 
 def install(folder: Path) -> dict[str, str]:
@@ -26,7 +31,8 @@ def install(folder: Path) -> dict[str, str]:
     programs.mkdir()
     state.mkdir()
     for name in NAMES:
-        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" {name} "$@"\n')
+        quick = _STATE if name == "scontrol" else ""
+        (programs / name).write_text(f'#!/bin/sh\n{quick}exec "{sys.executable}" "{__file__}" {name} "$@"\n')
         (programs / name).chmod(0o755)
     return {"PATH": f"{programs}:{os.environ['PATH']}", "STAND_IN_JOBS": str(state)}
 
@@ -101,12 +107,8 @@ def scancel(arguments: list[str]) -> int:
 
 def scontrol(arguments: list[str]) -> int:
     if arguments[:3] == ["-o", "show", "job"]:
-        path = _jobs() / f"{arguments[3]}.state"
-        if not path.exists():
-            print("slurm_load_jobs error: Invalid job id specified", file=sys.stderr)
-            return 1
-        print(path.read_text(), end="")
-        return 0
+        print("slurm_load_jobs error: Invalid job id specified", file=sys.stderr)
+        return 1  # else the shell has answered
     assert arguments[:3] == ["-o", "show", "node"]
     print(f"NodeName={arguments[3]} Arch=x86_64 NodeAddr=127.0.0.1 NodeHostName=here Version=22")
     return 0

@@ -23,11 +23,14 @@ from tests.launcher.cli_tools import ROOT, environment, save_mlp
 from tests.launcher.cli_tools import copied as shardrun
 from tests.launcher.submission import real_slurm, stand_in_slurm
 
+BOTH = ["stand-in", "real"]
+ONE = ["stand-in" if real_slurm.missing() else "real"]
+"""Where Slurm is installed, the stand-in runs one test of each kind, and the real one all."""
 TWO_NODES = ("--ranks", "2", "--nodes", "2")
 HERE = os.uname().nodename
 
 
-@pytest.fixture(scope="module", params=["stand-in", "real"])
+@pytest.fixture(scope="module", params=BOTH)
 def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, str]]:
@@ -57,6 +60,7 @@ def expected(folder: Path, name: str = "x.npz") -> np.ndarray:
     return found
 
 
+@pytest.mark.parametrize("cluster", ONE, indirect=True, scope="module")
 def test_ranks_on_two_nodes_answer(cluster: dict[str, str], folder: Path) -> None:
     (folder / "logs here").mkdir()
     done = shardrun(
@@ -73,6 +77,7 @@ def test_ranks_on_two_nodes_answer(cluster: dict[str, str], folder: Path) -> Non
     assert log.name == f"m-{number}.log" and "0: wrote" in log.read_text()
 
 
+@pytest.mark.parametrize("cluster", ONE, indirect=True, scope="module")
 def test_the_first_code_is_the_jobs(cluster: dict[str, str], folder: Path) -> None:
     """One rank finds a difference, or a wrong input; what srun then does to the other is not the answer."""
     save_mlp(folder / "other.onnx", seed=7)
@@ -131,6 +136,7 @@ def test_jobs_of_an_array_have_inputs_of_their_own(cluster: dict[str, str], fold
         np.testing.assert_allclose(found, expected(folder, f"x_{index}.npz"), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("cluster", ONE, indirect=True, scope="module")
 def test_hostile_names_are_names(cluster: dict[str, str], folder: Path) -> None:
     odd = folder / 'it\'s "$(touch pwned)" `touch pwned` %j #1; touch pwned'
     odd.mkdir()
@@ -147,6 +153,7 @@ def test_hostile_names_are_names(cluster: dict[str, str], folder: Path) -> None:
     assert not list(folder.rglob("pwned"))
 
 
+@pytest.mark.parametrize("cluster", ONE, indirect=True, scope="module")
 def test_lines_as_json(cluster: dict[str, str], folder: Path) -> None:
     done = shardrun(
         *("submit", "--slurm", "m.onnx", "--ranks", 2, "--nodes", 1, "--timeout", 60, "--log-json"),
@@ -234,7 +241,12 @@ def test_a_job_of_an_array_that_slurm_has_forgotten(monkeypatch: pytest.MonkeyPa
     assert [one.code for one in found] == [None, None, 3, 3]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("cluster", "number"),
+    [("stand-in", signal.SIGINT), (ONE[0], signal.SIGTERM)],
+    indirect=["cluster"],
+    scope="module",
+)
 def test_a_signal_cancels_the_job(cluster: dict[str, str], folder: Path, number: int) -> None:
     mark = uuid.uuid4().hex
     command = ["submit", "--slurm", "m.onnx", "--ranks", "2", "--nodes", "1", "--repeat", "1000000000"]
