@@ -135,7 +135,8 @@ def test_installation_that_was_killed_is_not_trusted(tmp_path: Path) -> None:
     venv = tmp_path / "venv"
     python = script(
         tmp_path / "python",
-        f'[ "$1 $2" != "-m venv" ] || set -- -m venv --without-pip "${{@:3}}"\nexec "{sys.executable}" "$@"\n',
+        '[ "$1 $2" != "-m venv" ] || set -- -m venv --without-pip "${@:3}"\n'
+        f'exec "{sys.executable}" "$@"\n',
     )
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=120)
     (venv / ".made-by-run.sh").touch()
