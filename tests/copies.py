@@ -2,8 +2,8 @@
 
 To import that takes most of the time of many small programs. What Python and the loader read when a process
 starts, such as LD_LIBRARY_PATH, is in a copy as its server found it: where a program is to have it otherwise,
-it gets a new process. Workers of one run share the server that imports; each has a copy of it that makes its
-copies.
+it gets a new process. Workers of one run may share the server that imports; each has a copy of it that makes
+its copies. These descend from who needs them only where they do not share it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -35,13 +36,16 @@ _LEFT_SECONDS = 5.0
 class Copies:
     """The server that starts them, which has imported ``modules`` in an environment; ends with the tests."""
 
-    def __init__(self, modules: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, modules: Sequence[str], environ: Mapping[str, str], *, shared: bool = False) -> None:
+        """``shared``: with the other workers of the run."""
         variables = {**environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", "ROOM": ROOM}
         self._read = _read_at_the_start(variables)
         self._asked = 0
         self._server: subprocess.Popen[bytes] | None = None
         """The server, where it is this process that has begun it."""
-        self._line, self._answers = self._joined(_address(modules, variables), modules, variables)
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID") if shared else None
+        address = _address(run or secrets.token_hex(16), modules, variables)
+        self._line, self._answers = self._joined(address, modules, variables)
         atexit.register(self.close)
 
     def _joined(
@@ -157,9 +161,8 @@ class Copies:
             self._server.wait(_LEFT_SECONDS)
 
 
-def _address(modules: Sequence[str], variables: Mapping[str, str]) -> str:
-    """The same in all workers of a run, in no file system, for what is imported and read alike."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"{os.getpid()}"
+def _address(run: str, modules: Sequence[str], variables: Mapping[str, str]) -> str:
+    """The same in a run, in no file system, for what is imported and read alike."""
     read = {name: value for name, value in sorted(variables.items()) if name.startswith(READ_AT_THE_START)}
     key = hashlib.sha256(json.dumps([run, sys.executable, [*modules], read]).encode()).hexdigest()
     return f"\0shardrun-test-copies-{key}"

@@ -4,8 +4,8 @@
     model.path        # an ONNX file (large ones keep their weights in external data beside it)
     model.feeds       # example inputs, of two different shapes: [{"input_ids": array, ...}, {...}]
 
-The cache is $SHARDRUN_TEST_CACHE, else `shardrun-tests` in the user's cache folder. Graphs of random models
-that take long to export are kept (see `tests.kept`).
+The cache is $SHARDRUN_TEST_CACHE, else `shardrun-tests` in the user's cache folder. Graphs that take long to
+export are kept (see `tests.kept`).
 """
 
 import fcntl

@@ -122,7 +122,7 @@ def test_a_server_that_cannot_begin_says_why(capfd: pytest.CaptureFixture[str]) 
     assert "No module named 'no_such_module'" in capfd.readouterr().err
 
 
-def test_workers_of_a_run_share_what_was_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_of_a_run_may_share_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And who has begun the server may end first."""
     monkeypatch.setenv("PYTEST_XDIST_TESTRUNUID", secrets.token_hex(16))
 
@@ -130,14 +130,15 @@ def test_workers_of_a_run_share_what_was_imported(tmp_path: Path, monkeypatch: p
         assert one.run(["-c", "print(1)"], environ(), tmp_path, 60).stdout == "1\n"
         return one._server is not None
 
-    first, second = (Copies(["json.tool"], os.environ) for _ in range(2))
-    other = Copies(["json.tool"], environ(OMP_NUM_THREADS="3"))
-    assert [*map(began, (first, second, other))] == [True, False, True]
+    first, second = (Copies(["json.tool"], os.environ, shared=True) for _ in range(2))
+    other = Copies(["json.tool"], environ(OMP_NUM_THREADS="3"), shared=True)
+    own = Copies(["json.tool"], os.environ)
+    assert [*map(began, (first, second, other, own))] == [True, False, True, True]
     first.close()
     assert not began(second)
-    later = Copies(["json.tool"], os.environ)
+    later = Copies(["json.tool"], os.environ, shared=True)
     assert began(later)
-    for one in (second, other, later):
+    for one in (second, other, own, later):
         one.close()
         with pytest.raises((AssertionError, OSError)):
             began(one)
