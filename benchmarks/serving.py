@@ -354,7 +354,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="+", choices=[*made, "language"], default=[*made, "language"])
     arguments = parser.parse_args(argv)
     if arguments.quick:
-        arguments.models, arguments.clients, arguments.seconds, arguments.rounds = ["tiny"], [1, 4], 0.2, 1
+        arguments.models, arguments.clients, arguments.seconds, arguments.rounds = ["tiny"], [1, 4], 0.05, 1
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:

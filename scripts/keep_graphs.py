@@ -31,6 +31,7 @@ class Zoo:
     names: Sequence[str]
     recipe: Callable[[str], str]
     export: Callable[[dict[str, Path]], None]
+    given: Callable[[str], kept.Given] = lambda name: {}
 
     def fresh(self, names: Sequence[str]) -> dict[str, kept.Kept]:
         """These models, exported now."""
@@ -39,7 +40,7 @@ class Zoo:
             for path in paths.values():
                 path.parent.mkdir()
             self.export(paths)
-            return {name: kept.strip(path) for name, path in paths.items()}
+            return {name: kept.strip(path, self.given(name)) for name, path in paths.items()}
 
     def keep(self, names: Sequence[str]) -> None:
         """Export these again; the others stay."""
@@ -67,7 +68,7 @@ def export_models(targets: dict[str, Path]) -> None:
 
 ZOOS = {
     "architectures": Zoo(zoo.ARCHIVE, tuple(build.EXPORTED), zoo.recipe, zoo.run_builders),
-    "models": Zoo(models.ARCHIVE, models.KEPT, lambda name: models.recipe(), export_models),
+    "models": Zoo(models.ARCHIVE, models.KEPT, models.recipe, export_models, models.given),
 }
 
 

@@ -2,25 +2,30 @@
 
 To import that takes most of the time of many small programs. What Python and the loader read when a process
 starts, such as LD_LIBRARY_PATH, is in a copy as its server found it: where a program is to have it otherwise,
-it gets a new process.
+it gets a new process. Workers of one run may share the server that imports; each has a copy of it that makes
+its copies. These descend from who needs them only where they do not share it.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
+import hashlib
 import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from tests.rank_copies import RANKS, ROOM
+from tests.rank_copies import RANKS, READ_AT_THE_START, ROOM
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVER = Path(__file__).with_name("copies_server.py")
@@ -31,19 +36,45 @@ _LEFT_SECONDS = 5.0
 class Copies:
     """The server that starts them, which has imported ``modules`` in an environment; ends with the tests."""
 
-    def __init__(self, modules: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(self, modules: Sequence[str], environ: Mapping[str, str], *, shared: bool = False) -> None:
+        """``shared``: with the other workers of the run."""
         variables = {**environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", "ROOM": ROOM}
         self._read = _read_at_the_start(variables)
         self._asked = 0
-        self._server = subprocess.Popen(
-            [sys.executable, str(SERVER), *modules],
-            env=variables,
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-        )
+        self._server: subprocess.Popen[bytes] | None = None
+        """The server, where it is this process that has begun it."""
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID") if shared else None
+        address = _address(run or secrets.token_hex(16), modules, variables)
+        self._line, self._answers = self._joined(address, modules, variables)
         atexit.register(self.close)
+
+    def _joined(
+        self, address: str, modules: Sequence[str], variables: dict[str, str]
+    ) -> tuple[socket.socket, BinaryIO]:
+        """A connection to the server there, and what comes from it; begins one where there is none."""
+        while True:
+            line = socket.socket(socket.AF_UNIX)
+            with contextlib.suppress(ConnectionError):
+                line.connect(address)
+                answers = line.makefile("rb")
+                if answers.readline():
+                    return line, answers
+            line.close()
+            # Else the server of another worker has just ended, or there is none.
+            assert self._server is None, f"the server ended with {self._server.wait()}"
+            with socket.socket(socket.AF_UNIX) as listener:
+                try:
+                    listener.bind(address)
+                except OSError as error:
+                    if error.errno != errno.EADDRINUSE:
+                        raise
+                    time.sleep(0.01)  # another worker begins it
+                    continue
+                listener.listen()
+                self._server = subprocess.Popen(
+                    [sys.executable, str(SERVER), str(listener.fileno()), *modules],
+                    env=variables, cwd=ROOT, stdin=subprocess.PIPE, pass_fds=[listener.fileno()],
+                )  # fmt: skip
 
     def start(
         self,
@@ -105,25 +136,36 @@ class Copies:
     def ask(self, **request: Any) -> int | None:
         self._asked += 1
         line = json.dumps({"number": self._asked, **request})
-        assert self._server.stdin is not None and self._server.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._server.stdin.write(f"{line}\n".encode())
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._line.sendall(f"{line}\n".encode())
         while True:
-            answer = self._server.stdout.readline()
-            assert answer, f"the server ended with {self._server.wait()}"
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):
+                answer = self._answers.readline()
+            assert answer, "the server ended"
             number, found = json.loads(answer)
             if number == self._asked:  # else it is for one that was interrupted, as by a time-out
                 value: int | None = found
                 return value
 
     def close(self) -> None:
-        assert self._server.stdin is not None
-        self._server.stdin.close()
-        try:
+        """Ends this process's copy of the server, and the server where this has begun it; that of another
+        worker goes on as long as that."""
+        with contextlib.suppress(OSError):  # it is closed, or the other end is
+            self._line.shutdown(socket.SHUT_WR)
+        self._answers.close()
+        self._line.close()
+        if self._server is not None:
+            assert self._server.stdin is not None
+            self._server.stdin.close()
             self._server.wait(_LEFT_SECONDS)
-        except subprocess.TimeoutExpired:  # it waits for a copy, for one that was interrupted
-            self._server.kill()
-            self._server.wait()
+
+
+def _address(run: str, modules: Sequence[str], variables: Mapping[str, str]) -> str:
+    """The same in a run, in no file system, for what is imported and read alike."""
+    read = {name: value for name, value in sorted(variables.items()) if name.startswith(READ_AT_THE_START)}
+    key = hashlib.sha256(json.dumps([run, sys.executable, [*modules], read]).encode()).hexdigest()
+    return f"\0shardrun-test-copies-{key}"
 
 
 class Copy:

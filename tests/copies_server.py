@@ -1,10 +1,12 @@
-"""Starts programs in copies of a process that has imported what they need: `copies_server.py MODULE...`.
+"""Starts programs in copies of a process that has imported what they need: `copies_server.py FD MODULE...`.
 
-It reads lines of JSON, each with a "number", and answers each with that and another one: `{"command",
-"environ", "folder", "output", "errors", "leave", "ranks"}` with the process id of a new copy that runs the
-program in a session of its own (with "ranks", its ranks of the local launcher are copies of it as it begins),
-`{"pid", "seconds"}` with how that copy ended as `subprocess.Popen` says it, or null where it has not. It ends
-with its input, and never has a second thread. `PACKAGE.*` is a package with all of its modules.
+Whoever connects to the socket with that number gets a copy of this process, a server of its own until it
+closes the connection; this one ends with its input. A server reads lines of JSON, each with a "number", and
+answers each with that and another one: `{"command", "environ", "folder", "output", "errors", "leave",
+"ranks"}` with the process id of a new copy that runs the program in a session of its own (with "ranks", its
+ranks of the local launcher are copies of it as it begins), `{"pid", "seconds"}` with how that copy ended as
+`subprocess.Popen` says it, or null where it has not. No server ever has a second thread. `PACKAGE.*` is a
+package with all of its modules.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ import json
 import os
 import pkgutil
 import runpy
+import select
+import socket
+import struct
 import sys
 import time
 import types
@@ -113,26 +118,29 @@ def settle() -> None:
     gc.freeze()
 
 
-def main() -> None:
-    # What a module prints while it is imported is no answer.
-    answers = os.dup(1)
-    os.dup2(2, 1)
-    for name in sys.argv[1:]:
-        load(name)
+def is_ours(line: socket.socket) -> bool:
+    """Whether who has connected is of the same user."""
+    found = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return bool(struct.unpack("3i", found)[1] == os.getuid())
+
+
+def serve(line: socket.socket) -> None:
+    """Answers until nobody can ask any more, and then ends this process; in a copy, does what was asked for
+    and returns."""
     from ranks.common.leaving import leave
 
-    settle()
     area = rank_copies_server.areas()["environ"]
     codes: dict[int, int] = {}
-    # Not through sys.stdin: what it had read ahead would be in every copy.
-    with os.fdopen(os.dup(0), "rb", buffering=0) as requests:
-        while line := requests.readline():
-            request = json.loads(line)
+    line.sendall(b"ready\n")
+    # What had been read ahead would be in every copy.
+    with line.makefile("rb", buffering=0) as requests:
+        while text := requests.readline():
+            request = json.loads(text)
             if "pid" in request:
                 answer = ended(request["pid"], request["seconds"], codes)
             elif (answer := os.fork()) == 0:
                 requests.close()
-                os.close(answers)
+                line.close()
                 become(request, area)
                 if request["ranks"] and "launcher.starters.local" in sys.modules:
                     rank = RANKS.fork()
@@ -145,7 +153,29 @@ def main() -> None:
                 leave(code_of(request["command"]))
             else:
                 codes.pop(answer, None)  # of an earlier copy with this number
-            os.write(answers, f"{json.dumps([request['number'], answer])}\n".encode())
+            line.sendall(f"{json.dumps([request['number'], answer])}\n".encode())
+    os._exit(0)
+
+
+def main() -> None:
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    os.dup2(2, 1)  # to nobody who reads it as something else
+    for name in sys.argv[2:]:
+        load(name)
+    importlib.import_module("ranks.common.leaving")
+    settle()
+    begun: set[int] = set()
+    while listener in select.select([0, listener], [], [])[0]:  # else its input has ended
+        line, _ = listener.accept()
+        if is_ours(line):
+            if (server := os.fork()) == 0:
+                listener.close()
+                serve(line)
+                return
+            begun.add(server)
+        line.close()
+        begun -= {one for one in begun if os.waitpid(one, os.WNOHANG)[0]}
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 What is kept of a model is what the exporter wrote, less what is random in it: large tensors of
 floats, and such example inputs, are only described (how many, their mean, spread and range) and drawn anew
 from a seed when the model is built. Graph, names, shapes, small tensors, tables of whole numbers and token
-numbers stay exactly. `scripts/keep_graphs.py` makes the archive; another builder or exporter is another
-`recipe`, for which nothing is kept, so that `zoo` exports.
+numbers stay exactly. Weights that an installed package has are named, and read from there.
+`scripts/keep_graphs.py` makes the archive; another builder or exporter is another `recipe`, for which nothing
+is kept, so that `zoo` exports.
 """
 
 import functools
@@ -13,7 +14,7 @@ import json
 import lzma
 import math
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,8 @@ RANDOM_SHARE = 0.85
 """A tensor of floats with so many bytes, of which a compressor keeps this share, is drawn anew."""
 
 Described = dict[str, Any]
+Given = Mapping[str, NDArray[Any]]
+"""Weights by name, as a package has them."""
 Kept = tuple[bytes, Described]
 """A graph, and the description of what was taken out of it and of its example inputs."""
 
@@ -108,16 +111,22 @@ def drawn(description: Described, seed: Sequence[int]) -> NDArray[np.float32]:
     return np.clip(values, *description["range"], out=values)
 
 
-def strip(path: Path) -> Kept:
-    """The model at `path` without its random values and the exporter's remarks, and what was taken out."""
+def strip(path: Path, given: Given | None = None) -> Kept:
+    """The model at `path` without its random values, what is `given` and the exporter's remarks; and what was
+    taken out."""
     import onnx
     from onnx import numpy_helper
 
     model = onnx.load(path)
     weights = {}
+    known = {_digest(array): name for name, array in (given or {}).items() if array.nbytes >= RANDOM_BYTES}
     for tensor in model.graph.initializer:
         array = numpy_helper.to_array(tensor)
-        if is_random(array):
+        turned = array.ndim == 2 and _digest(array) not in known
+        if name := known.get(_digest(array.T if turned else array)):
+            weights[tensor.name] = {"given": name, "turned": turned}
+            _clear(tensor)
+        elif is_random(array):
             weights[tensor.name] = described(array)
             _clear(tensor)
     # Stack traces, with the paths of who exported.
@@ -133,6 +142,11 @@ def strip(path: Path) -> Kept:
         "feeds": inputs,
         "external": external,
     }
+
+
+def _digest(array: NDArray[Any]) -> tuple[Any, ...]:
+    content = np.ascontiguousarray(array)
+    return array.dtype.str, array.shape, hashlib.sha256(content.reshape(-1).view(np.uint8).data).digest()
 
 
 def _clear(tensor: "onnx.TensorProto") -> None:
@@ -191,7 +205,7 @@ def read(archive: Path, name: str) -> Kept:
         return file.read(f"{stem}.onnx"), json.loads(file.read(f"{stem}.json"))
 
 
-def restore(archive: Path, name: str, path: Path) -> None:
+def restore(archive: Path, name: str, path: Path, given: Given | None = None) -> None:
     """Write the kept model `name` to `path`, its weights and its example inputs beside it."""
     import onnx
     from onnx import numpy_helper
@@ -200,7 +214,12 @@ def restore(archive: Path, name: str, path: Path) -> None:
     model = onnx.load_model_from_string(graph)
     for number, tensor in enumerate(model.graph.initializer):
         if description := rest["weights"].get(tensor.name):
-            tensor.CopyFrom(numpy_helper.from_array(drawn(description, [0, number]), tensor.name))
+            if "given" in description:
+                array = (given or {})[description["given"]]
+                array = np.ascontiguousarray(array.T if description["turned"] else array)
+            else:
+                array = drawn(description, [0, number])
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     feeds: list[Feeds] = [
         {
             key: np.asarray(item["values"], item["dtype"]).reshape(item["shape"])

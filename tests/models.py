@@ -4,8 +4,8 @@
     model.path        # an ONNX file (large ones keep their weights in external data beside it)
     model.feeds       # example inputs, of two different shapes: [{"input_ids": array, ...}, {...}]
 
-The cache is $SHARDRUN_TEST_CACHE, else `shardrun-tests` in the user's cache folder. Graphs of random models
-that take long to export are kept (see `tests.kept`).
+The cache is $SHARDRUN_TEST_CACHE, else `shardrun-tests` in the user's cache folder. Graphs that take long to
+export are kept (see `tests.kept`).
 """
 
 import fcntl
@@ -25,9 +25,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from examples.minilm.weights import weights_folder
 from tests import kept
 
 ROOT = Path(__file__).parents[1]
+EXPORT = ROOT / "examples/minilm/export.py"
 BUILD_SECONDS = 600
 
 Feeds = dict[str, NDArray[Any]]
@@ -82,7 +84,7 @@ _FEEDS: dict[str, Callable[[], tuple[Feeds, Feeds]]] = {
 
 NAMES = tuple(_FEEDS)
 ARCHIVE = kept.GRAPHS / "models.zip"
-KEPT = ("bert_base", "gpt2_lm", "resnet18", "mobilenet_v2")
+KEPT = ("minilm", "bert_base", "gpt2_lm", "resnet18", "mobilenet_v2")
 
 
 @functools.cache
@@ -101,23 +103,32 @@ def _ppocr_file() -> Path:
     return Path(spec.origin).parent / "models" / "ch_PP-OCRv4_rec_infer.onnx"
 
 
-def recipe() -> str:
-    """Names what the random models are made by."""
-    return kept.recipe(ROOT / "tests/model_builders.py")
+def recipe(name: str) -> str:
+    """Names what the model is made by."""
+    more = [EXPORT] if name == "minilm" else []
+    return kept.recipe(ROOT / "tests/model_builders.py", *more)
+
+
+def given(name: str) -> kept.Given:
+    """The weights of this model that an installed package has."""
+    if name != "minilm":
+        return {}
+    from safetensors.numpy import load_file
+
+    return load_file(weights_folder() / "model.safetensors")
 
 
 @functools.cache
 def is_kept(name: str) -> bool:
     """Whether the graph of this model need not be exported."""
-    return kept.holds(ARCHIVE, name, recipe())
+    return kept.holds(ARCHIVE, name, recipe(name))
 
 
 @functools.cache
 def _folder() -> str:
     """Names this way of building: another exporter or builder makes other files, in another folder."""
-    sources = (ROOT / "examples/minilm/export.py", Path(kept.__file__), ARCHIVE)
-    read = [source.read_bytes() for source in sources if source.is_file()]
-    return hashlib.sha256(f"{recipe()} {kept.installed()}".encode() + b"".join(read)).hexdigest()[:12]
+    read = [source.read_bytes() for source in (Path(kept.__file__), ARCHIVE) if source.is_file()]
+    return hashlib.sha256(f"{recipe('minilm')} {kept.installed()}".encode() + b"".join(read)).hexdigest()[:12]
 
 
 def _built(name: str) -> Path:
@@ -140,7 +151,7 @@ def _built(name: str) -> Path:
 def _build(name: str, path: Path) -> None:
     path.parent.mkdir()
     if is_kept(name):
-        kept.restore(ARCHIVE, name, path)
+        kept.restore(ARCHIVE, name, path, given(name))
         return
     run_builder(name, path)
 

@@ -27,7 +27,7 @@ from tests import rank_copies_server
 
 ROOM = "x" * (1 << 14)
 """A variable of this size among those of a server has place for the environment of a copy."""
-_READ_AT_THE_START = (
+READ_AT_THE_START = (
     *("LD_", "PYTHON", "MALLOC_", "GLIBC_", "LANG", "LC_"),
     *("OMP_", "OPENBLAS_", "MKL_", "ORT_", "CUDA_"),
 )
@@ -166,7 +166,7 @@ def _adopting() -> Iterator[bool]:
 def _state() -> Any:
     """What a new process would have of this one that a copy cannot be given."""
     limits = [resource.getrlimit(limit) for limit in _LIMITS]
-    read = {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_THE_START)}
+    read = {name: value for name, value in os.environ.items() if name.startswith(READ_AT_THE_START)}
     ignored = {number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN}
     return limits, read, ignored, os.sched_getaffinity(0), [_is_open(number) for number in range(3)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import threading
@@ -119,6 +120,28 @@ def test_a_server_that_cannot_begin_says_why(capfd: pytest.CaptureFixture[str]) 
     with pytest.raises(AssertionError, match="the server ended with 1"):
         Copies(["no_such_module"], os.environ).ask(pid=0, seconds=0)
     assert "No module named 'no_such_module'" in capfd.readouterr().err
+
+
+def test_workers_of_a_run_may_share_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And who has begun the server may end first."""
+    monkeypatch.setenv("PYTEST_XDIST_TESTRUNUID", secrets.token_hex(16))
+
+    def began(one: Copies) -> bool:
+        assert one.run(["-c", "print(1)"], environ(), tmp_path, 60).stdout == "1\n"
+        return one._server is not None
+
+    first, second = (Copies(["json.tool"], os.environ, shared=True) for _ in range(2))
+    other = Copies(["json.tool"], environ(OMP_NUM_THREADS="3"), shared=True)
+    own = Copies(["json.tool"], os.environ)
+    assert [*map(began, (first, second, other, own))] == [True, False, True, True]
+    first.close()
+    assert not began(second)
+    later = Copies(["json.tool"], os.environ, shared=True)
+    assert began(later)
+    for one in (second, other, own, later):
+        one.close()
+        with pytest.raises((AssertionError, OSError)):
+            began(one)
 
 
 def test_an_answer_is_of_what_was_asked(copies: Copies, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ AGAIN = "run: python scripts/keep_graphs.py"
 
 def test_every_export_is_kept_as_its_builder_stands() -> None:
     assert kept.names(zoo.ARCHIVE) == {name: zoo.recipe(name) for name in EXPORTED}, AGAIN
-    assert kept.names(models.ARCHIVE) == dict.fromkeys(models.KEPT, models.recipe()), AGAIN
+    assert kept.names(models.ARCHIVE) == {name: models.recipe(name) for name in models.KEPT}, AGAIN
 
 
 @pytest.mark.parametrize("archive", [zoo.ARCHIVE, models.ARCHIVE], ids=lambda path: path.stem)
@@ -101,6 +101,23 @@ def test_what_is_random_is_drawn_anew_and_the_rest_stays(tmp_path: Path) -> None
     again = dict(np.load(tmp_path / "second" / "feeds_0.npz"))
     np.testing.assert_array_equal(again["ids"], feeds["ids"])
     assert again["x"].shape == feeds["x"].shape and not np.array_equal(again["x"], feeds["x"])
+
+
+def test_weights_of_a_package_are_read_from_there(tmp_path: Path) -> None:
+    """Also where the exporter has turned them."""
+    random = np.random.default_rng(2)
+    given = {"w": random.normal(size=(30, 40)).astype(np.float32), "b": random.normal(size=99)}
+    own = random.normal(size=500).astype(np.float32)
+    path = example(tmp_path / "m.onnx", {"net_b": given["b"], "val_1": given["w"].T, "own": own})
+    archive = tmp_path / "kept.zip"
+    kept.keep(archive, [("m", "recipe", kept.strip(path, given))])
+    (tmp_path / "restored").mkdir()
+    kept.restore(archive, "m", tmp_path / "restored" / "m.onnx", {name: 2 * w for name, w in given.items()})
+    found = onnx.load(tmp_path / "restored" / "m.onnx")
+    held = {item.name: numpy_helper.to_array(item) for item in found.graph.initializer}
+    np.testing.assert_array_equal(held["net_b"], 2 * given["b"])
+    np.testing.assert_array_equal(held["val_1"], 2 * given["w"].T)
+    assert held["net_b"].dtype == np.float64 and not np.array_equal(held["own"], own)
 
 
 def test_no_two_weights_are_drawn_alike() -> None:

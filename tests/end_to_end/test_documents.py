@@ -30,6 +30,8 @@ QUOTED = re.compile(r"""'[^']*'|"[^"$`\\]*\"""")
 """What a shell takes as it stands."""
 SHELL = re.compile(r"[^\w\s.,:=/^-]")
 """What a shell may take elsewhere for more than a letter of a word."""
+TORCH = ("torch.onnx", "onnxscript")
+"""What takes longer to import than a small network to export."""
 WORDS = 3000
 """Of the sentence encoder's 30,522; no page uses a later one."""
 
@@ -105,6 +107,11 @@ def run(command: str, place: Path, environment: dict[str, str]) -> subprocess.Co
     """By a shell; `shardrun` or `python` and words alone in a copy of a process that has imported it."""
     words = [] if SHELL.search(QUOTED.sub("", command)) else shlex.split(command)
     match words:
+        case ["shardrun", "convert", *rest] if "--weights" in rest:
+            words = ["-m", "launcher.cli", "convert", *rest]
+            return run_clean(words, cwd=place, environment=environment, copies=copies(*TORCH))
+        case ["python", "-c", text] if "import torch" in text:
+            return run_clean(words[1:], cwd=place, environment=environment, copies=copies(*TORCH))
         case ["shardrun", *rest] if rest[:1] != ["exec"]:
             return run_clean(
                 ["-m", "launcher.cli", *rest], cwd=place, environment=environment, copies=copies()
@@ -126,7 +133,8 @@ def test_examples_do_what_the_document_says(document: Path, place: Path) -> None
             (place / name).write_text(text)
             continue
         if kind == "python":
-            done = run_clean(["-c", text], cwd=place, environment=environment, copies=copies())
+            more = TORCH if "import torch" in text else ()
+            done = run_clean(["-c", text], cwd=place, environment=environment, copies=copies(*more))
             assert done.returncode == 0, f"{text}\n{done.stderr}"
             continue
         for command, expected in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):

@@ -854,8 +854,14 @@ def test_graphs_that_compute_nothing_are_not_called_right(tmp_path: Path) -> Non
     from tests.gpu import test_several as several
 
     folder = several.make(tmp_path)
-    settings = {"SHARDRUN_CUDA_GRAPHS": "1", "LD_PRELOAD": stand_in.counter()}
-    ended = several.job(folder, "graphs", ["0", "0"], "shm", ("-c", OVER_TENSORS), settings=settings)
+    loaded = {"LD_PRELOAD": stand_in.counter()}
+    copies = stand_in.copies(**loaded)
+
+    def start(command: list[str], environ: dict[str, str]) -> Any:
+        return copies.popen(command, environ, ROOT)
+
+    settings = {"SHARDRUN_CUDA_GRAPHS": "1", **loaded}
+    ended = several.job(folder, "graphs", ["0", "0"], "shm", ("-c", OVER_TENSORS), start, settings)
     for one in ended:
         assert one.status == 0 and set(one.told["captured"]) == {"1"}, one.errors
         for found in one.told["found"][:2]:

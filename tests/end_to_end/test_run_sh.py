@@ -130,8 +130,14 @@ def test_half_made_environment_is_made_anew(tmp_path: Path) -> None:
 
 
 def test_installation_that_was_killed_is_not_trusted(tmp_path: Path) -> None:
-    """A kill in the middle of pip's work leaves packages without files; the environment is made anew."""
+    """A kill in the middle of pip's work leaves packages without files; the environment is made anew: here
+    without pip, which takes seconds to put there."""
     venv = tmp_path / "venv"
+    python = script(
+        tmp_path / "python",
+        '[ "$1 $2" != "-m venv" ] || set -- -m venv --without-pip "${@:3}"\n'
+        f'exec "{sys.executable}" "$@"\n',
+    )
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=120)
     (venv / ".made-by-run.sh").touch()
     (venv / ".installing").touch()
@@ -139,11 +145,12 @@ def test_installation_that_was_killed_is_not_trusted(tmp_path: Path) -> None:
     done = run(
         "setup",
         SHARDRUN_VENV=str(venv),
-        SHARDRUN_PYTHON=sys.executable,
+        SHARDRUN_PYTHON=str(python),
         PIP_NO_INDEX="1",
         PIP_CONFIG_FILE=os.devnull,
     )
     assert done.returncode == 1
     assert f"an earlier set-up of {venv} was cut off: starting anew" in done.stderr
+    assert (venv / "pyvenv.cfg").is_file() and "installing the build tools failed" in done.stderr
     assert not (venv / "torn").exists()
     assert not (venv / ".installing").exists()

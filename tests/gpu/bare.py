@@ -48,12 +48,12 @@ def probe() -> None:
         devices.require(CUDA)
     except DeviceError as error:
         problem = str(error)
-    torch, without = _torch()
     try:
         version, uuids = driver.version, [driver.uuid(index) for index in range(driver.devices)]
     except DeviceError as error:
         print(json.dumps({"impossible": f"{error} Install the driver anew, or restart the machine."}))
         return
+    torch, without = _torch()
     built = getattr(onnxruntime, "cuda_version", "") or "none"
     words = (
         f"driver for CUDA {version[0]}.{version[1]}; onnxruntime {onnxruntime.__version__} (CUDA {built}); "

@@ -99,9 +99,9 @@ def begun(*arguments: Any, cwd: Path) -> Copy | subprocess.Popen[str]:
 
 
 @functools.cache
-def copies() -> Copies:
-    """Of a process that has imported the command."""
-    return Copies(["launcher.*", "ranks.*", "sharding.*", *_IMPORTED], environment())
+def copies(*more: str) -> Copies:
+    """Of a process that has imported the command, and these modules besides."""
+    return Copies(["launcher.*", "ranks.*", "sharding.*", *_IMPORTED, *more], environment())
 
 
 def _watched(

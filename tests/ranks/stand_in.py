@@ -67,7 +67,7 @@ def environment(**more: str) -> dict[str, str]:
 @cache
 def copies(**more: str) -> Copies:
     """Copies of a process that sees the libraries and has imported what programs over them need."""
-    return Copies(["onnx", "ml_dtypes", "ranks.*", *_torch()], environment(**more))
+    return Copies(["onnx", "ml_dtypes", "ranks.*", *_torch()], environment(**more), shared=True)
 
 
 def _torch() -> list[str]:

@@ -65,7 +65,8 @@ class World:
 def copies(*, torch: bool) -> Copies:
     """Copies of a process that has imported what ranks need, with torch or without."""
     more = ["torch.distributed"] if torch else []
-    return Copies(["numpy", "ml_dtypes", "ranks.run.executor", *more], {**os.environ, **SETTINGS})
+    modules = ["numpy", "ml_dtypes", "ranks.run.executor", *more]
+    return Copies(modules, {**os.environ, **SETTINGS}, shared=True)
 
 
 def run(
