@@ -38,6 +38,9 @@ RANDOM_BYTES = 256
 RANDOM_SHARE = 0.85
 """A tensor of floats with so many bytes, of which a compressor keeps this share, is drawn anew."""
 
+DRAWN = 1_048_573
+"""Values drawn for one tensor; a larger one repeats them. A prime: no two rows of a matrix are alike."""
+
 Described = dict[str, Any]
 Given = Mapping[str, NDArray[Any]]
 """Weights by name, as a package has them."""
@@ -105,10 +108,11 @@ def described(array: NDArray[Any]) -> Described:
 
 def drawn(description: Described, seed: Sequence[int]) -> NDArray[np.float32]:
     """Random values of that mean and spread, within that range (a variance stays positive)."""
-    values = np.random.default_rng(seed).standard_normal(description["shape"], dtype=np.float32)
+    shape = description["shape"]
+    values = np.random.default_rng(seed).standard_normal(min(math.prod(shape), DRAWN), dtype=np.float32)
     values *= np.float32(description["spread"])
     values += np.float32(description["mean"])
-    return np.clip(values, *description["range"], out=values)
+    return np.resize(np.clip(values, *description["range"], out=values), shape)
 
 
 def strip(path: Path, given: Given | None = None) -> Kept:

@@ -591,6 +591,19 @@ def killed(world: Communicator, who: int, operation: str, after: float) -> dict[
     return attempt(world, operation)
 
 
+def untold(world: Communicator, seconds: float) -> dict[str, Any]:
+    """For the others rank 1 has ended, but Gloo does not notice it."""
+    from ranks.collectives.torch.distributed import GlooCommunicator
+
+    assert isinstance(world, GlooCommunicator) and world._membership._rendezvous is not None
+    world.barrier()
+    if world.rank == 1:
+        world._membership._rendezvous.close()
+        time.sleep(seconds)
+        os._exit(0)
+    return attempt(world, "all_reduce")
+
+
 def failed(world: Communicator, who: list[int], operation: str) -> dict[str, Any]:
     """All ranks fail, and go on; then those in ``who`` alone do."""
     world.barrier()

@@ -7,6 +7,8 @@ whoever comes. Ranks of several hosts meet through MASTER_ADDR and MASTER_PORT.
 
 from __future__ import annotations
 
+import contextlib
+from datetime import timedelta
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -19,6 +21,15 @@ from ranks.errors import DeviceError, PeerLostError
 from ranks.identity.place import Identity
 from sharding.common.arrays import Array
 from sharding.importers import torch_import
+
+_LOOK = timedelta(seconds=2)
+"""Between two looks for ranks that have ended. Gloo nearly always tells of one at once."""
+_ONE_WAY = {"send", "recv"}
+"""Of these Gloo ends the connection where they are not waited for to their end."""
+
+
+class _UntoldError(RuntimeError):
+    """A rank has ended, and Gloo waits for it."""
 
 
 class GlooCommunicator(HostCommunicator):
@@ -101,14 +112,34 @@ class GlooCommunicator(HostCommunicator):
         return self._tensor(raw if raw.flags.writeable else raw.copy())
 
     def _run(self, name: str, what: What, *tensors: Any, peer: int | None = None, **options: Any) -> None:
+        operation = getattr(self._dist, name)
         try:
-            getattr(self._dist, name)(*tensors, group=self._group, **options)
+            if name in _ONE_WAY:
+                operation(*tensors, group=self._group, **options)
+            elif (work := operation(*tensors, group=self._group, async_op=True, **options)) is not None:
+                self._await(work)
         except RuntimeError as error:
             self._lose(error, what, peer)
 
+    def _await(self, work: Any) -> None:
+        """Waits for what Gloo does. Once in hundreds of times, on a busy host, it waits on for a rank whose
+        connection has ended in the moment in which it began."""
+        while True:
+            try:
+                work.wait(_LOOK)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+            if self._membership.lost(among=self.members) is not None:
+                with contextlib.suppress(RuntimeError):  # it has had its part already
+                    work.wait(_LOOK)
+                    return
+                raise _UntoldError("Connection closed, which Gloo has not told")
+
     def _lose(self, error: Exception, what: What, peer: int | None) -> NoReturn:
         # The kernel closes a dead rank's connections one by one, so that this may come a little later.
-        late = "imed out" in str(error)
+        late = "imed out" in str(error) or isinstance(error, _UntoldError)
         lost = self._membership.lost(0.0 if late else 0.2, self.members if late else None)
         if lost is None and (peer is not None or self.size == 2):
             lost = self.members[1 - self.rank if peer is None else peer]

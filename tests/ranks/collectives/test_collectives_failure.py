@@ -81,6 +81,17 @@ def test_every_rank_learns_of_a_death(backend: str, operation: str) -> None:
         assert "cannot be used any more" in ended.reports["afterwards"]
 
 
+def test_a_death_that_gloo_does_not_tell_is_learnt() -> None:
+    """Once in hundreds of times on a busy host it waits for a rank that is gone."""
+    need("gloo")
+    world = worlds.run("gloo", 3, "untold", timeout=60, seconds=16)
+    for ended in (world.ranks[0], world.ranks[2]):
+        assert ended.status == 0, ended.errors
+        assert (ended.reports["error"], ended.reports["peer"]) == ("PeerLostError", 1), ended.reports
+        assert ended.reports["message"].startswith("Rank 1 ended while rank ")
+        assert ended.reports["seconds"] < 14, "learnt by its end"
+
+
 def test_a_group_of_device_tensors_is_aborted_when_a_rank_is_killed() -> None:
     """With torch's own functions, on CPU tensors over Gloo."""
     need("gloo")
