@@ -17,6 +17,7 @@ from ranks.collectives.host import HostCommunicator, What
 from ranks.collectives.single import SingleCommunicator
 from ranks.collectives.torch.error import translate
 from ranks.collectives.torch.group import Membership
+from ranks.collectives.torch.protocols import Work
 from ranks.errors import DeviceError, PeerLostError
 from ranks.identity.place import Identity
 from sharding.common.arrays import Array
@@ -121,7 +122,7 @@ class GlooCommunicator(HostCommunicator):
         except RuntimeError as error:
             self._lose(error, what, peer)
 
-    def _await(self, work: Any) -> None:
+    def _await(self, work: Work) -> None:
         """Waits for what Gloo does. Once in hundreds of times, on a busy host, it waits on for a rank whose
         connection has ended in the moment in which it began."""
         while True:

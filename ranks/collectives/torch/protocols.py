@@ -25,8 +25,8 @@ class Work(Protocol):
     def is_completed(self) -> bool:
         """Whether it has ended, well or not."""
 
-    def wait(self) -> object:
-        """Waits for it; raises what it ended with."""
+    def wait(self, timeout: timedelta = ..., /) -> object:
+        """Waits for it; raises what it ended with, or `RuntimeError` where it goes on for longer."""
 
 
 class Store(Protocol):
