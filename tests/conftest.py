@@ -131,6 +131,15 @@ def is_drawn(test: str) -> bool:
 
 
 @pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run, which all its workers have."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def zoo() -> Path:
     """The folder where built models are kept; `tests.models.get(NAME)` builds and finds them."""
     return models.cache_folder()

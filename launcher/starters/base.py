@@ -53,7 +53,8 @@ class Pipe(NamedTuple):
 class Handle(ABC):
     """Ranks that were started. ``pipes`` belong to the reader, who closes them at their end.
 
-    ``short``: what they may have had too little of from the start, as a sentence; "" where nothing is known.
+    ``short``: what they lacked, or may have had too little of, from the start, as a sentence; "" where
+    nothing is known.
     """
 
     pipes: list[Pipe]

@@ -50,7 +50,6 @@ _LOST_HOST = r"Remote daemon *: \S+ on node (\S+)|Connection to (\S+) closed by 
 _LOST_DAEMON = ("daemon failed to report back", "NO PATH TO TARGET")
 _INSIDE = "(PMIX|PRTE) ERROR"
 _UNFINISHED = 'exited without calling "finalize"'  # mpirun's, for a rank that ended well beside MPI
-_NO_PLUGIN = re.compile(r"srun: error: Invalid MPI type '?(\w+)")
 _BY_ABORT = "it, or its MPI, ended the job (MPI_Abort)"
 _FEW_FILES = 256  # Open MPI needs some 30 for two ranks
 
@@ -327,11 +326,6 @@ def launcher_error(
         from launcher.starters.reach import words  # no part of what a start needs
 
         message = words.not_begun(name, tail, far, code) or message + words.to_look_at(tail, far)
-    if not started and (plugin := next(filter(None, map(_NO_PLUGIN.search, tail)), None)):
-        message += (
-            f" Slurm does not load its MPI plugin {plugin[1]}: install the library that it needs here and on "
-            "the nodes, or use collectives that need no MPI (--collectives gloo)."
-        )
     if not started and (advice := files_advice(_FEW_FILES)):
         message += f" It may have too few descriptors for its pipes and sockets: {advice}."
         if not far and any(re.search(_INSIDE, line) for line in tail):

@@ -46,6 +46,7 @@ _HOLD = 'env -0 && printf "\\0\\0" && exec cat'
 _ENDED = re.compile(r"srun: error: (?P<host>\S+): tasks? (?P<ranks>[\d,-]+): (?P<how>.+)")
 _MISSING = re.compile(r" *(?P<rank>\d+): slurmstepd-\S+: error: execve\(\): (?P<what>.+): (?P<why>[^:]+)$")
 _CODE = re.compile(r"Exited with exit code (\d+)")
+_NO_PLUGIN = re.compile(r"srun: error: Invalid MPI type '?(\w+)")
 _NODE = re.compile(
     r"srun: error: (Node failure on|Task launch for \S+ failed on node) (?P<host>[^\s:]+)(: (?P<why>.+))?"
 )
@@ -248,6 +249,11 @@ class SlurmHandle(ProgramHandle):
             rank = int(lacks["rank"])
             self._missing |= {rank}
             return [Ended(rank, None, words.not_started(lacks["what"], lacks["why"]), heard=True)]
+        if (plugin := _NO_PLUGIN.search(line)) is not None:  # it is listed, and cannot be loaded
+            self.short = (
+                f" Slurm does not load its MPI plugin {plugin[1]}: install the library that it needs here "
+                "and on the nodes, or use collectives that need no MPI (--collectives gloo)."
+            )
         if (lost := _NODE.search(line)) is not None:  # and then it ends the others
             there = (device.rank for device in self._table.devices if device.host == lost["host"])
             return [Ended(rank, None, _node_failed(lost["why"]), heard=True) for rank in there]

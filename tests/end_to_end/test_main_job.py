@@ -1,7 +1,6 @@
 """The main job as a user starts it: what it prints is there, is right, and stays right the second time."""
 
 import fcntl
-import os
 import re
 import sys
 from pathlib import Path
@@ -30,11 +29,10 @@ runpy.run_module("examples.minilm", run_name="__main__", alter_sys=True)
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def job(shared_folder: Path) -> tuple[Path, str]:
     """A cache folder of its own and the standard output of a first run, which exports and slices: one for all
     workers that get some of these tests."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "main-job"
+    folder = shared_folder / "main-job"
     folder.mkdir(exist_ok=True)
     cache, said = folder / "cache", folder / "said"
     with (folder / "lock").open("w") as lock:

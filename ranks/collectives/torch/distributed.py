@@ -125,18 +125,18 @@ class GlooCommunicator(HostCommunicator):
     def _await(self, work: Work) -> None:
         """Waits for what Gloo does. Once in hundreds of times, on a busy host, it waits on for a rank whose
         connection has ended in the moment in which it began."""
+        ended = False
         while True:
-            try:
+            with contextlib.suppress(RuntimeError):  # it goes on, or has failed
                 work.wait(_LOOK)
                 return
-            except RuntimeError:
-                if work.is_completed():
-                    raise
-            if self._membership.lost(among=self.members) is not None:
-                with contextlib.suppress(RuntimeError):  # it has had its part already
-                    work.wait(_LOOK)
-                    return
+            if work.is_completed():
+                work.wait()
+                return
+            if ended:
                 raise _UntoldError("Connection closed, which Gloo has not told")
+            # One that has had its part already may have ended well.
+            ended = self._membership.lost(among=self.members) is not None
 
     def _lose(self, error: Exception, what: What, peer: int | None) -> NoReturn:
         # The kernel closes a dead rank's connections one by one, so that this may come a little later.

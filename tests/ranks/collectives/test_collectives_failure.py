@@ -92,6 +92,26 @@ def test_a_death_that_gloo_does_not_tell_is_learnt() -> None:
         assert ended.reports["seconds"] < 14, "learnt by its end"
 
 
+def test_what_gloo_ends_just_after_a_look_is_no_failure() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    from ranks.collectives.torch.distributed import GlooCommunicator
+
+    class Work:
+        waits = 0
+
+        def is_completed(self) -> bool:
+            return True
+
+        def wait(self, *_: object) -> None:
+            self.waits += 1
+            if self.waits == 1:
+                raise RuntimeError("Operation timed out!")
+
+    work = Work()
+    GlooCommunicator.__new__(GlooCommunicator)._await(work)
+    assert work.waits == 2
+
+
 def test_a_group_of_device_tensors_is_aborted_when_a_rank_is_killed() -> None:
     """With torch's own functions, on CPU tensors over Gloo."""
     need("gloo")

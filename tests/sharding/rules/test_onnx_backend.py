@@ -7,7 +7,6 @@ so that one can be run alone.
 """
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,10 +42,9 @@ def _part(number: int) -> Iterator[tuple[str, OperatorTest]]:
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(shared_folder: Path) -> Path:
     """A folder for what the parts counted: they may run in different workers of one session of pytest."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "operator_tests"
+    folder = shared_folder / "operator_tests"
     folder.mkdir(exist_ok=True)
     return folder
 
