@@ -70,6 +70,21 @@ class Follows(Protocol):
         """
 
 
+@runtime_checkable
+class MakesRoom(Protocol):
+    """A sequence that can make room at once for what it will hold."""
+
+    expected: int
+    """How many tokens that is; it counts before the first one is read."""
+
+
+def expect(sequence: Sequence, prompt: int, most: int) -> None:
+    """Says what is to come: a prompt, and up to ``most`` tokens after it. So a sequence need not move what it
+    has read to get more room, as it would at each doubling; nor has it more room than a doubling gives."""
+    if isinstance(sequence, MakesRoom):
+        sequence.expected = min(prompt + most, 2 * prompt)
+
+
 class Decoder(Protocol):
     """A model that can start sequences."""
 

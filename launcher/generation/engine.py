@@ -19,7 +19,7 @@ import numpy as np
 
 from launcher.common.turns import Turns
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
-from launcher.generation.decoder import Arrays, Decoder, Ids, Sequence
+from launcher.generation.decoder import Arrays, Decoder, Ids, Sequence, expect
 from launcher.generation.generate import Manner, Prepared, prepare, run_ahead
 from launcher.generation.options import GenerateOptions, options_of
 from launcher.generation.sample import Sample, make_samples, want_of_all
@@ -276,6 +276,8 @@ class Engine:
             # Not before its turn: by then the state of all earlier prompts is there.
             if request.state is None:
                 request.state = self._begin(request)
+                most = request.prepared.options.max_new_tokens or 0
+                expect(request.state, len(request.prepared.read), most)
             piece = request.prepared.options.chunk or CHUNK
             ids = request.prepared.read[request.read : request.read + piece]
             samples: list[Sample] = []

@@ -21,6 +21,7 @@ from launcher.generation.decoder import (
     Sequence,
     check_ids,
     check_room,
+    expect,
 )
 from launcher.generation.options import NEW_TOKENS, GenerateOptions, options_of
 from launcher.generation.sample import Event, Limits, Sample, Texts, make_samples, want_of_all
@@ -315,6 +316,7 @@ def _events(
     prompt, options, limits = prepared.read, prepared.options, prepared.limits
     with contextlib.ExitStack() as stack:
         state = decoder.sequence(prepared.given)
+        expect(state, len(prompt), options.max_new_tokens or 0)
         stack.callback(state.close)
         if (options.beams or 1) > 1:
             stack.pop_all()

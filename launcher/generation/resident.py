@@ -176,9 +176,9 @@ class ResidentSequence(StatefulSequence):
         session: Session | None = None,
     ) -> None:
         super().__init__(decoder, given, state)
-        self._session = session
+        self._session, self._host = session, decoder.host
         self._batch: Batch | None = None
-        self._row, self._host = 0, decoder.host
+        self._row = self.expected = 0
         self._run_of: TokenRun | None = None
         self.closed = False
 
@@ -213,7 +213,7 @@ class ResidentSequence(StatefulSequence):
         feeds = self._asked(program, ids, past, every)
         session, fresh = self._session, self._session is None
         if session is None:
-            session = Session(decoder.host)
+            session = Session(decoder.host, expected=self.expected)
         # The session keeps what the graph gives back; caches of an encoder that it only takes come each time.
         feeds |= self._state
         ask = asked(decoder.logits, decoder.vocabulary, wants, every=every)

@@ -55,6 +55,8 @@ class SequenceState:
         self._blocks: dict[str, tuple[int, Buffer]] = {}
         self.reserved = 0
         """Positions for which all buffers that operators fill in place are known to have room."""
+        self.expected = 0
+        """Positions for which such buffers have room when they are made."""
         self.place = object()
         """Another one as soon as a buffer that operators fill lies elsewhere."""
         for name, slot in self.slots.items():
@@ -100,7 +102,9 @@ class SequenceState:
             old = self._values[name]
             room = self._memory.shape(old)[axis]
             if room < max(wanted, slot.least):
-                room = _capacity(max(wanted, slot.least))
+                room = max(self.expected, slot.least)
+                if room < wanted:
+                    room = _capacity(wanted)
                 new = self._memory.allocate(slot.with_length(room), slot.element)
                 self._copy(new, old, axis, self.length)
                 self._values[name], self.place = new, object()
@@ -197,13 +201,19 @@ class SequenceState:
         """A copy of the state, which goes its own way from here on."""
         other = SequenceState((), self._memory)
         other.slots, other.length, other.steps = self.slots, self.length, self.steps
+        other.expected = self.expected
         for name, slot in self.slots.items():
-            old = self._values[name]
-            new = self._memory.allocate(self._memory.shape(old), slot.element)
-            if slot.pair.buffer and slot.pair.axis is not None:
-                self._copy(new, old, slot.pair.axis, self.length)
-            elif nbytes(self._memory.shape(old), slot.element):
-                self._memory.copy(new, old)
+            old, axis = self._values[name], slot.pair.axis
+            shape = self._memory.shape(old)
+            if slot.pair.buffer and axis is not None:
+                # A copy may be kept and never read on: it has no room for what is expected.
+                room = min(shape[axis], max(_capacity(self.length), slot.least))
+                new = self._memory.allocate(slot.with_length(room), slot.element)
+                self._copy(new, old, axis, self.length)
+            else:
+                new = self._memory.allocate(shape, slot.element)
+                if nbytes(shape, slot.element):
+                    self._memory.copy(new, old)
             other._values[name] = new
         return other
 

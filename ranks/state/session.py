@@ -43,8 +43,9 @@ class Host(Protocol):
         of one of them."""
 
     def change(self, change: str, number: int, **more: Unpack[More]) -> None:
-        """Opens a sequence, makes another (``new``) a copy of it, rewinds it to a ``length``, closes it, or
-        makes it of rows (``members``: sequence, row and length) of others ("merge")."""
+        """Opens a sequence (for ``length`` positions, if that is known), makes another (``new``) a copy of
+        it, rewinds it to a ``length``, closes it, or makes it of rows (``members``: sequence, row and length)
+        of others ("merge")."""
 
 
 class Known:
@@ -97,9 +98,15 @@ class Session:
     """
 
     def __init__(
-        self, host: Host, parent: Session | None = None, member: tuple[int, int, int] | None = None
+        self,
+        host: Host,
+        parent: Session | None = None,
+        member: tuple[int, int, int] | None = None,
+        *,
+        expected: int = 0,
     ) -> None:
-        """``parent``: what to be a copy of; ``member``: a row of a batch to be a copy of."""
+        """``parent``: what to be a copy of; ``member``: a row of a batch to be a copy of; ``expected``: the
+        positions that a new one will have, for which room is made at once."""
         self._host, self._known = host, host.known
         self._number = next(self._known.numbers)
         self.length: int = 0 if parent is None else parent.length
@@ -109,7 +116,7 @@ class Session:
             host.change("merge", self._number, members=[list(member)])
             self.length, self._begun = member[2], True
         elif parent is None:
-            host.change("open", self._number)
+            host.change("open", self._number, length=expected)
         else:
             host.change("fork", parent._number, new=self._number)
         # Garbage may be collected while a thread holds the host's lock: nothing is called from here.

@@ -94,6 +94,8 @@ class Sequences:
         self.choosing_seconds = 0.0
         """What it took to choose tokens, but for `Steps.choosing_seconds`."""
         self._failed: dict[int, str] = {}
+        self._expected: dict[int, int] = {}
+        """How many positions a sequence will have, where whoever opened it said so."""
         states = {pair.input for pair in model.pairs}
         self.pairs = model.pairs
         self.fresh = [spec for name, spec in model.specs.items() if name not in states]
@@ -134,14 +136,14 @@ class Sequences:
         return self.choosing_seconds + self._model.steps.choosing_seconds
 
     def change(self, change: str, number: int, **more: Unpack[More]) -> None:
-        """Opens, copies (``new``), cuts back (``length``) or closes a sequence.
+        """Opens (for ``length`` positions), copies (``new``), cuts back (``length``) or closes a sequence.
 
         Nobody waits for it. What fails is told by the sequence's next step: ranks that fail alike go on, and
         so do those of other stages and copies of the model, which hear of it.
         """
         try:
             if change == "open":
-                self.open(number)
+                self.open(number, more.get("length", 0))
             elif change == "fork":
                 self.fork(number, more["new"])
             elif change == "rewind":
@@ -163,13 +165,16 @@ class Sequences:
         """Each step of this sequence from here on says why it cannot be made; its memory is free."""
         self._failed[number], self._open[number] = why, None
 
-    def open(self, number: int) -> None:
-        """A new sequence; its first step may give whole values of state inputs to start from."""
+    def open(self, number: int, expected: int = 0) -> None:
+        """A new sequence; its first step may give whole values of state inputs to start from. ``expected``:
+        the positions for which room is made at once, where operators fill buffers in place."""
         self._open[number] = None
+        if expected:
+            self._expected[number] = expected
 
     def close(self, number: int) -> None:
         """Frees a sequence; one that is not open is let be."""
-        for kept in (self._open, self._failed, self._owners):
+        for kept in (self._open, self._failed, self._owners, self._expected):
             kept.pop(number, None)
 
     def fork(self, number: int, new: int) -> None:
@@ -279,6 +284,7 @@ class Sequences:
                 initial = {name: array for name, array in feeds.items() if name in states}
                 feeds = {name: array for name, array in feeds.items() if name not in states}
                 state = self._begin(feeds, initial)
+                state.expected = self._expected.get(number, 0)
             given = known_feeds.fill(self.filled, feeds, state.length)
             if self._buffered:
                 known_feeds.check_masks(given, state.length)

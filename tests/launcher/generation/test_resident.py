@@ -13,6 +13,8 @@ import pytest
 
 from launcher import Group, start
 from launcher.errors import ConfigError, LaunchError, RankFailedError, ShardrunError
+from launcher.generation.engine import Engine
+from launcher.generation.generate import generate
 from launcher.generation.resident import ResidentDecoder, ResidentSequence, decoder_of
 from launcher.generation.stateful import Program, StatefulDecoder, program_of
 from tests.ranks.state_models import FORMS, HIDDEN, VOCABULARY, Plain
@@ -289,6 +291,26 @@ def test_ranks_that_are_lost_are_not_taken_for_ranks_without_state(kind: type[Sh
 
     with pytest.raises(kind, match="they are lost"):
         program_of(cast(Any, Lost()))
+
+
+@pytest.mark.parametrize(("most", "expected"), [(3, 8), (100, 10)])
+def test_ranks_hear_how_long_a_text_may_be(
+    decoder: ResidentDecoder, most: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most twice the prompt, as a buffer that doubles has: few texts are as long as they may be."""
+    opened, change = [], decoder.host.change
+
+    def noted(kind: str, number: int, **more: Any) -> None:
+        if kind == "open":
+            opened.append(more["length"])
+        change(kind, number, **more)
+
+    monkeypatch.setattr(decoder.host, "change", noted)
+    prompt = [3, 1, 4, 1, 5]
+    alone = generate(decoder, prompt, max_new_tokens=most).finish()[0].ids
+    with Engine(decoder) as engine:
+        assert engine.submit(prompt, max_new_tokens=most).finish()[0].ids == alone
+    assert opened == [expected, expected]
 
 
 def test_new_ranks_are_begun_with_once(decoder: ResidentDecoder, monkeypatch: pytest.MonkeyPatch) -> None:

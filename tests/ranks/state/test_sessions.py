@@ -17,6 +17,7 @@ from ranks.run import executor
 from ranks.run.rank_model import RankModel
 from ranks.run.steps import runner, sequences
 from ranks.state.rows import Batch
+from ranks.state.session import Session
 from sharding import slice_model
 from tests.ranks import state_models, variable_models
 from tests.ranks.fake_communicator import FakeCommunicator, on_ranks
@@ -138,6 +139,27 @@ def test_caches_grow_in_place(tmp_path: Path) -> None:
         places.append(state.value("past_key_values.1.value").ctypes.data)
     changes = [number for number in range(1, len(places)) if places[number] != places[number - 1]]
     assert changes == [5, 69]  # at 65 and at 129 positions
+
+
+def test_caches_have_room_for_what_is_expected(tmp_path: Path) -> None:
+    """Who says how long a sequence will be pays for no copy of its caches until it is longer."""
+    state_models.buffered(tmp_path / "model.onnx")
+    model = executor.load(tmp_path / "model.onnx", threads=1)
+    plain, rooms = Plain(tmp_path / "model.onnx"), []
+    session = Session(model.session_host, expected=139)
+    for array in state_models.steps("buffered", [60, *[1] * 80]):
+        assert np.abs(session.predict({"input_ids": array})["logits"] - plain.step(array)).max() <= 1e-5
+        state = model.sequences._open[session.number]
+        assert state is not None
+        rooms.append(state.value("past_key_values.1.value").shape[2])
+    assert rooms == [139] * 80 + [256]
+    session.rewind(60)
+    fork = session.fork()  # which may be kept as it is
+    kept = model.sequences._open[fork.number]
+    assert kept is not None and kept.value("past_key_values.1.value").shape[2] == 64
+    again = state_models.steps("buffered", [9])[0]
+    assert np.array_equal(*(one.predict({"input_ids": again})["logits"] for one in (session, fork)))
+    assert kept.value("past_key_values.1.value").shape[2] == 139
 
 
 def test_the_first_step_may_bring_state(model: RankModel, path: Path, form: str) -> None:
