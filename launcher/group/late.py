@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from launcher.job.places.hosts import over_ssh
 from launcher.starters.base import Launcher
@@ -17,12 +17,13 @@ NOTICE_SECONDS = CONNECT_SECONDS + 5.0
 _LONGEST = 300
 
 
-def say_who_is_awaited(there: int, size: int, launcher: Launcher, remote: Sequence[str]) -> None:
-    """Says for which hosts a start waits."""
-    by = " over ssh" if launcher.over_ssh else ""
+def say_who_is_awaited(there: int, size: int, launcher: Launcher, hosts: Collection[str]) -> None:
+    """Says for which ``hosts`` a start waits."""
+    waited_for = sorted(hosts)
+    by = " over ssh" if launcher.over_ssh and over_ssh(waited_for) else ""
     log.warning(
-        "%d of %d ranks have started; %s reaches %s%s",
-        there, size, launcher.name, listed(over_ssh(remote)), by,
+        "%d of %d ranks have started; nothing was heard yet from %s, where %s starts ranks%s",
+        there, size, listed(waited_for), launcher.name, by,
     )  # fmt: skip
 
 

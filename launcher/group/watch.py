@@ -304,7 +304,7 @@ class Job:
         missing = {self.host(rank) for rank in range(self.world_size) if rank not in self._peers}
         if missing and self._remote and not self._noticed and waited >= NOTICE_SECONDS:
             self._noticed = True
-            say_who_is_awaited(len(self._peers), self.world_size, self._launcher, self._remote)
+            say_who_is_awaited(len(self._peers), self.world_size, self._launcher, missing)
         here = [peer.pid for peer in self._peers.values() if peer.host == os.uname().nodename]
         if lost := self._handle.lost_host(here, missing):
             from launcher.starters.reach import words
