@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TypeAlias, TypeGuard
 
 import numpy as np
@@ -266,6 +267,39 @@ def _divide(x: Element, y: Element) -> Element:
     return quotient(product((x,)), product((y,))) if _is_length(x) and _is_length(y) else None
 
 
+def _reduced(operation: Callable[[Element, Element], Element]) -> Operation:
+    """All elements of a vector in one."""
+
+    def apply(attributes: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
+        data, axes = inputs[0], attributes.get("axes", inputs[1] if len(inputs) > 1 else ())
+        if data is None or axes is None or not data.size or not {*np.asarray(axes).flat} <= {0, -1}:
+            return None
+        if not np.size(axes) and attributes.get("noop_with_empty_axes"):
+            return data
+        whole = known([reduce(operation, data.flat)])
+        return whole if data.ndim and attributes.get("keepdims", 1) else whole.reshape(())
+
+    return apply
+
+
+def _chosen(choice: Callable[[int, int], int]) -> Callable[[Element, Element], Element]:
+    """The greatest or least of two; of a length and another number nobody knows which it is."""
+
+    def choose(x: Element, y: Element) -> Element:
+        return choice(x, y) if isinstance(x, int) and isinstance(y, int) else x if x == y else None
+
+    return choose
+
+
+def _variadic(operation: Callable[[Element, Element], Element]) -> Operation:
+    both = _elementwise(operation)
+
+    def apply(attributes: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
+        return reduce(lambda x, y: both(attributes, (x, y)), inputs)
+
+    return apply
+
+
 def _equal(x: Element, y: Element) -> Element:
     if isinstance(x, int) and isinstance(y, int):
         return x == y
@@ -303,10 +337,16 @@ _OPERATIONS: dict[str, Operation] = {
     "Equal": _elementwise(_equal),
     "Gather": _gather,
     "Identity": lambda _, inputs: inputs[0],
+    "Max": _variadic(_chosen(max)),
+    "Min": _variadic(_chosen(min)),
     "Mod": _elementwise(
         lambda x, y: x % y if isinstance(x, int) and isinstance(y, int) and x >= 0 and y > 0 else None
     ),
     "Mul": _elementwise(_multiply),
+    "ReduceMax": _reduced(_chosen(max)),
+    "ReduceMin": _reduced(_chosen(min)),
+    "ReduceProd": _reduced(_multiply),
+    "ReduceSum": _reduced(_add),
     "Reshape": _reshape,
     "Slice": _slice,
     "Squeeze": lambda _, inputs: (

@@ -48,3 +48,45 @@ def test_a_table_is_no_shape() -> None:
 def test_longer_vectors_are_not_followed(more: int, is_known: bool) -> None:
     both = [known([1] * (MAX_ELEMENTS - 3)), known(["n"] * (3 + more))]
     assert (evaluate("Concat", {"axis": 0}, both) is not None) is is_known
+
+
+@pytest.mark.parametrize(
+    ("op_type", "elements", "found"),
+    [
+        ("ReduceProd", ["n", 4], f"4{MARK}n"),
+        ("ReduceProd", [2, 3, 4], 24),
+        ("ReduceProd", ["n", 1], "n"),
+        ("ReduceProd", ["n", None], None),
+        ("ReduceProd", ["n", -1], None),
+        ("ReduceSum", [2, 3], 5),
+        ("ReduceSum", [0, "n"], "n"),
+        ("ReduceMax", [2, 3], 3),
+        ("ReduceMin", [2, 3], 2),
+        ("ReduceMax", ["n", "n"], "n"),
+        ("ReduceMax", ["n", "m"], None),
+        ("ReduceMin", ["n", 0], None),
+    ],
+)
+def test_elements_of_a_shape_in_one(op_type: str, elements: list[object], found: object) -> None:
+    shape = known(elements)  # type: ignore[arg-type]
+    for axes in ({}, {"axes": [0]}, {"axes": [-1], "keepdims": 1}):
+        kept = evaluate(op_type, axes, [shape])
+        assert kept is not None and kept.tolist() == [found]
+    for more in ([], [known([0])]):
+        one = evaluate(op_type, {"keepdims": 0}, [shape, *more])
+        assert one is not None and one.ndim == 0 and one.item() == found
+    assert evaluate(op_type, {}, [shape, None]) is None  # along axes that nobody knows
+    assert evaluate(op_type, {"axes": [1]}, [shape]) is None
+    empty = evaluate(op_type, {"noop_with_empty_axes": 1}, [shape])
+    assert empty is not None and empty.tolist() == elements
+    assert evaluate(op_type, {}, [known([])]) is None
+
+
+def test_the_greatest_and_least_of_shapes() -> None:
+    shapes = [known(["n", 4, 1]), known(["n", 3, "m"]), known(["n", 5, 1])]
+    for op_type, found in (("Max", ["n", 5, None]), ("Min", ["n", 3, None])):
+        result = evaluate(op_type, {}, shapes)
+        assert result is not None and result.tolist() == found
+    alone = evaluate("Max", {}, shapes[:1])
+    assert alone is not None and alone.tolist() == ["n", 4, 1]
+    assert evaluate("Max", {}, [shapes[0], None]) is None

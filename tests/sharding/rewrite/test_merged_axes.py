@@ -37,10 +37,16 @@ SHAPES = """
   sh = Shape(x) b0 = Gather<axis = 0>(sh, zero) s0 = Gather<axis = 0>(sh, one) bh = Mul(b0, heads_)
 """
 MERGES = {
-    # What the merged length is written as, and the others.
+    # What the merged length is written as, the others, and what computes them.
     "left over": ("minus, s0, size_", "minus, heads_, s0, size_"),
     "computed": ("bh, s0, size_", "b0, heads_, s0, size_"),
     "both": ("bh, minus, size_", "b0, heads_, minus, size_"),
+    # As tf2onnx writes an einsum.
+    "of a list": (
+        "all, minus, size_",
+        "most, s0, size_",
+        "lead = Concat<axis = 0>(b0, heads_) all = ReduceProd(lead) most = Max(lead, lead)",
+    ),
 }
 ATTENTION = """g (float[BATCH, seq, 32] x) => (float[BATCH, seq, 32] y) {
   SHAPES
@@ -73,7 +79,11 @@ def _attention(
     path: Path, batch: str, merge: str, scores: str, *, opset: int = 18, **more: graphs.Array
 ) -> Path:
     text = ATTENTION.replace("PROJECTIONS", "".join(PROJECTION.replace("N", name) for name in "qkv"))
-    text = text.replace("SHAPES", SHAPES).replace("SCORES", scores).replace("BATCH", batch)
+    text = (
+        text.replace("SHAPES", SHAPES + "".join(MERGES[merge][2:]))
+        .replace("SCORES", scores)
+        .replace("BATCH", batch)
+    )
     text = text.replace("MERGE", MERGES[merge][0]).replace("APART", MERGES[merge][1])
     return graphs.save(path, text, _weights() | _numbers() | more, opset=opset)
 
