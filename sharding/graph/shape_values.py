@@ -271,10 +271,11 @@ def _reduced(operation: Callable[[Element, Element], Element]) -> Operation:
     """All elements of a vector in one."""
 
     def apply(attributes: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
-        data, axes = inputs[0], attributes.get("axes", inputs[1] if len(inputs) > 1 else ())
-        if data is None or axes is None or not data.size or not {*np.asarray(axes).flat} <= {0, -1}:
+        data, given = inputs[0], attributes.get("axes", inputs[1] if len(inputs) > 1 else ())
+        axes = np.asarray(given)
+        if data is None or given is None or not data.size or not {*axes.flat} <= {0, -1}:
             return None
-        if not np.size(axes) and attributes.get("noop_with_empty_axes"):
+        if not axes.size and attributes.get("noop_with_empty_axes"):
             return data
         whole = known([reduce(operation, data.flat)])
         return whole if data.ndim and attributes.get("keepdims", 1) else whole.reshape(())
