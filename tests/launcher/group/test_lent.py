@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -225,6 +226,30 @@ def test_what_may_wait_is_left_to_the_thread(calm: bool) -> None:
 
     found = asyncio.run(work())
     assert (found.kind, len(seen)) == ((wire.Kind.ERROR, 1) if calm else (wire.Kind.RESULT, 0))
+
+
+@pytest.mark.timeout(60)
+def test_answers_that_come_together_are_taken_together() -> None:
+    """The system tells a loop of what has come only once, and all of it is read then."""
+    there, here = pair()
+    seen: list[int] = []
+
+    async def work() -> None:
+        lent = Lent(here, asyncio.get_running_loop(), lambda: True)
+        waiting = asyncio.ensure_future(
+            asyncio.to_thread(lent.wait, lambda message: seen.append(message.fields["n"]))
+        )
+        there.socket.sendall(frame(1, 1) + frame(9, 2) + frame(0, 3))
+        until = time.monotonic() + 10
+        while len(seen) < 3 and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+        taken = list(seen)
+        there.close()
+        with pytest.raises(wire.PeerClosed):
+            await waiting
+        assert taken == [1, 2, 3]
+
+    asyncio.run(work())
 
 
 def test_large_messages_in_shared_memory_are_left_to_the_thread() -> None:

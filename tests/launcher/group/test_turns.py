@@ -16,6 +16,7 @@ import pytest
 from launcher.errors import LaunchError, ShardrunError
 from launcher.group.led import LedModel, lead_models
 from launcher.group.requests import MOST_WAITING
+from launcher.group.serving.series import in_order, in_order_async
 from launcher.group.serving.turns import Turns
 from ranks.collectives.single import SingleCommunicator
 from ranks.errors import QueueFullError
@@ -38,6 +39,32 @@ def feeds(seed: int) -> dict[str, Any]:
 def led(path: Path, work: Any) -> Any:
     single = SingleCommunicator()
     return lead_models(single, [executor.load(path, communicator=single)], lambda models: work(models[0]))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_who_takes_no_more_of_a_series_has_what_is_left_cancelled(asynchronous: bool) -> None:
+    asked: list[Future[Any]] = []
+
+    def submit(_: object) -> Future[Any]:
+        asked.append(Future())
+        if len(asked) == 1:
+            asked[0].set_result("first")
+        return asked[-1]
+
+    async def taken() -> object:
+        answers = in_order_async(iter([{}] * 9), submit, ahead=4, errors=False)
+        found = await anext(answers)
+        await answers.aclose()
+        await asyncio.sleep(0)  # a loop tells the future that it waited for one step later
+        return found
+
+    if asynchronous:
+        assert asyncio.run(taken()) == "first"
+    else:
+        answers = in_order(iter([{}] * 9), submit, ahead=4, timeout=None, errors=False)
+        assert next(answers) == "first"  # type: ignore[comparison-overlap]
+        answers.close()
+    assert [one.cancelled() for one in asked] == [False, True, True, True]
 
 
 def test_futures_and_series_are_those_of_plain_onnx_runtime(path: Path) -> None:

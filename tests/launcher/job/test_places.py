@@ -71,6 +71,7 @@ def test_what_is_no_list_of_hosts(text: str, message: str) -> None:
         ("a:2\nb:3", [("a", 2), ("b", 3)]),
         ("a\nb\n", [("a", None), ("b", None)]),
         ("a\na\nb\na\n", [("a", 3), ("b", None)]),
+        ("a slots=2\nb\na slots=3\nb\n", [("a", 5), ("b", 2)]),
     ],
 )
 def test_hostfiles(tmp_path: Path, text: str, hosts: list[tuple[str, int | None]]) -> None:

@@ -117,6 +117,16 @@ def test_no_more_is_filled_up_than_there_was(lengths: list[int], joined: list[in
     assert batch.feeds()["mask"].shape == (len(joined), max(joined))
 
 
+@pytest.mark.parametrize("name", ["ids", "mask"])
+def test_requests_of_different_types_are_not_joined(name: str) -> None:
+    """One of them would be computed, and answered, in the type of the other."""
+    first, other, third = (feeds(5, seed) for seed in range(3))
+    other[name] = other[name].astype(np.int32)
+    assert len(asyncio.run(filled([first, third])).requests) == 2
+    assert asyncio.run(filled([first, other, third])).requests[0].feeds is first
+    assert len(asyncio.run(filled([first, other, third])).requests) == 1
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_who_waits_for_others_does_not_look_again_and_again(late: bool) -> None:
     """uvloop takes less than a millisecond for none: a processor was busy for as long as requests waited."""

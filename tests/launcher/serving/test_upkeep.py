@@ -28,6 +28,7 @@ from launcher.serving.limits import ServeLimits
 from launcher.serving.metrics import Metrics
 from launcher.serving.opening import offers, repository_of, variable_names, weight_folders
 from launcher.serving.refusals import RefusalError
+from launcher.serving.upkeep.versions import FIRST, version_of
 from launcher.serving.upkeep.weights import of_file
 from ranks.common.tensors import TensorSpec
 from tests.launcher.generation import tiny
@@ -324,6 +325,15 @@ def test_wrong_configuration(folder: Path, texts: Path) -> None:
     assert variable_names(offer.job, ["*s*", "first"]) == ["first", "second", "bias"]
 
 
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610])
+def test_a_token_file_that_others_may_touch(mode: int, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("first-token\n")
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match=rf"others may read it \(mode {mode:o}\)"):
+        read_tokens(path)
+
+
 def test_roles_of_a_token_file(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
 
@@ -361,6 +371,17 @@ def test_what_a_token_may_do(tokens: Tokens, given: bytes | None, refused: dict[
         except RefusalError as error:
             status = int(error.status)
         assert status == refused.get(role), role
+
+
+@pytest.mark.parametrize("folder", ["plain", "c++ (x86) [new]", "a.b"])
+def test_the_version_that_a_path_is(folder: str) -> None:
+    """Whatever characters the other parts of the path have."""
+    pattern = Path("/models", folder, "{}.onnx")
+    for name, version in (("12.onnx", "12"), ("0.onnx", FIRST), ("12_onnx", FIRST), ("1.2.onnx", FIRST)):
+        assert version_of(Path("/models", folder, name), pattern) == version
+    assert version_of(Path("/models", folder.replace(".", "_"), "12.onnx"), pattern) == (
+        FIRST if "." in folder else "12"
+    )
 
 
 def test_another_version_of_a_language_model(tmp_path: Path) -> None:

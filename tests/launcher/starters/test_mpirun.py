@@ -255,6 +255,16 @@ def test_a_host_that_has_no_address_is_named(monkeypatch: pytest.MonkeyPatch) ->
         listen_tcp(["h1"])
 
 
+@pytest.mark.parametrize("turn", [1, -1])
+def test_ranks_of_other_hosts_reach_the_socket_wherever_they_are_listed(turn: int) -> None:
+    """This machine may be the first of the hosts, and by its own address none of them gets to it."""
+    need_route(AWAY[0])
+    sock, address = listen_tcp(["127.0.0.1", "localhost", AWAY[0]][::turn])
+    with sock:
+        assert address == f"tcp:{sock.getsockname()[0]}:{sock.getsockname()[1]}"
+        assert not address.startswith("tcp:127.")
+
+
 @pytest.mark.parametrize("flavour", ["mpich", "intel"])
 def test_the_hydra_family(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flavour: str) -> None:
     words, environment = started(monkeypatch, tmp_path, flavour, [("h2", 2), ("h1", 1)])

@@ -57,6 +57,13 @@ def test_classes_whatever_the_batches_are(size: int) -> None:
         assert value(name, *batches) == pytest.approx(sum(values) / len(values), rel=1e-12), name
 
 
+@pytest.mark.parametrize(
+    ("name", "each"), [("precision", (1, 1, 0)), ("recall", (1, 1 / 3, 0)), ("f1", (1, 0.5, 0))]
+)
+def test_a_class_that_is_only_predicted_counts(name: str, each: tuple[float, ...]) -> None:
+    assert value(name, ([0, 1, 2, 2], [0, 1, 1, 1])) == pytest.approx(sum(each) / 3, rel=1e-12)
+
+
 def test_layouts_of_labels() -> None:
     want = value("accuracy", (SCORES, LABELS))
     one_hot = np.eye(9, dtype=np.float32)[LABELS]

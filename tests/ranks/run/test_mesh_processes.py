@@ -78,6 +78,7 @@ def test_stages_work_at_the_same_time(backend: str, tmp_path: Path) -> None:
     assert seconds["4"] < 0.8 * seconds["1"], seconds
 
 
+@pytest.mark.timeout(180)
 def test_a_serving_group_outlives_an_input_that_one_stage_cannot_compute(tmp_path: Path) -> None:
     for rank, path in enumerate(_gathering(Mesh.of(pipeline=2), tmp_path)):
         path.rename(tmp_path / f"rank_{rank}_lookup.onnx")

@@ -85,3 +85,15 @@ def test_parts_of_a_state_make_the_whole(placement: str) -> None:
     copies = 2 if "*2" in placement else 1
     size = whole.size if placement == "replicated" else whole.size * copies // 4
     assert on_ranks(4, work) == [(size, whole.tolist())] * 4
+
+
+def test_what_takes_the_place_of_a_buffer_may_have_less_room() -> None:
+    """Room is made for each step's positions, whatever was there before."""
+    slot = Slot(StatePair("past", "present", axis=0, kind="append", buffer=True), FLOAT, (0,))
+    state = SequenceState([slot], HostMemory(None))
+    state.reserve(2)
+    assert state.value("past").shape[0] >= 2
+    state.put("past", np.array([1, 2], np.float32))
+    state.commit(2)
+    state.reserve(3)
+    assert state.value("past").shape[0] >= 5 and np.asarray(state.value("past"))[:2].tolist() == [1, 2]

@@ -96,3 +96,16 @@ def test_what_holds_for_the_first_token_alone() -> None:
     assert first_and_second([5, 6], forced_first=(4,)) == [9, 9]
     assert first_and_second([5, 6], suppressed_first=(9,)) == [8, 9]
     assert first_and_second([5], suppressed=(9,)) == [8, 8]
+
+
+def test_what_one_copy_reads_is_nothing_to_another() -> None:
+    """Beams and samples have begun alike: no tokens but its own count against a text."""
+    options = SamplingOptions(no_repeat_ngram=2, repetition_penalty=1.5, frequency_penalty=1.0)
+    whole = Chooser(options, 10, np.array([1, 8, 5]), [])
+    row = np.arange(10, dtype=np.float32)
+    whole.read(1)
+    twin = whole.copy(2)
+    for token in (9, 1):
+        twin.read(token)
+    assert (whole.ids, twin.ids) == ([1], [1, 9, 1])
+    assert (whole.choose(row), twin.choose(row)) == (9, 7)

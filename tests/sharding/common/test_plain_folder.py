@@ -89,6 +89,34 @@ def test_killed(temporary: Path, number: signal.Signals, group: bool) -> None:
     assert gone(temporary)
 
 
+def ignores(process: psutil.Process) -> set[int]:
+    """The signals that a process does not take (proc(5), SigIgn)."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    mask = int(status.partition("SigIgn:")[2].split()[0], 16)
+    return {number for number in range(1, 65) if mask >> number - 1 & 1}
+
+
+@pytest.mark.timeout(120)
+def test_what_ends_all_processes_does_not_end_the_guard_first(temporary: Path) -> None:
+    """As where a batch system asks all of a job to end, and kills those that do not."""
+    signals = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT}
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, cwd=ROOT)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        (folder,) = temporary.iterdir()
+        assert begun(folder)
+        [guard] = psutil.Process(process.pid).children()
+        until = time.monotonic() + 20
+        while not signals <= ignores(guard) and time.monotonic() < until:  # a shell that has just begun
+            time.sleep(0.02)
+        for number in signals:
+            guard.send_signal(number)
+    finally:
+        process.kill()
+        process.communicate()
+    assert gone(temporary)
+
+
 def test_left(temporary: Path) -> None:
     with pytest.raises(ValueError, match="mine"), plain_folder() as folder:
         (folder / "model.onnx").touch()

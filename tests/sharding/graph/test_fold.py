@@ -1,15 +1,18 @@
 """What is computed while slicing is what ONNX Runtime computes: partly known shapes, small constants."""
 
 import contextlib
+import re
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
 
 import sharding
 from sharding.demands.options import SliceOptions
 from sharding.errors import ShardrunError
+from sharding.graph import fold
 from tests.sharding import graphs, lockstep
 from tests.sharding.graphs import Array, array
 
@@ -117,6 +120,11 @@ def test_folded_casts(tmp_path: Path, to: int) -> None:
     [
         pytest.param("t = Slice(a, s, e, zero, minus)", {"a": np.arange(5)}, id="Slice"),
         pytest.param("h = Shape(x) t = Slice(h, s, e, zero, minus)", {}, id="Slice of a shape"),
+        pytest.param(  # whose length is not inferred before it could be computed
+            "begin = Neg(far) t = Slice(a, begin, e, zero, minus)",
+            {"a": np.arange(5), "far": np.asarray([100])},
+            id="Slice from a computed place",
+        ),
         pytest.param("t = ReduceProd(a)", {"a": np.asarray([1 << 40, 1 << 40])}, id="ReduceProd"),
         pytest.param("t = Pow(a, b)", {"a": np.asarray([2, 3]), "b": np.asarray([64])}, id="Pow"),
         pytest.param(
@@ -222,3 +230,21 @@ def test_rows_repeated_as_often_as_a_one_hot_says(tmp_path: Path) -> None:
     path = graphs.save(tmp_path / "model.onnx", text, {**constants, "w": array(16, 8)})
     sharding.slice_model(path, 2, tmp_path / "slices", options=SliceOptions(strategy="data"))
     lockstep.assert_same(tmp_path / "slices", path, {"x": array(4, 16)})
+
+
+@pytest.mark.parametrize(
+    "grows",
+    ["ConstantOfShape(n)", "Expand(one, n)", "Tile(one, n)", "Range(zero, last, step)", "Pad(one, ends)"],
+)
+def test_what_may_be_huge_is_not_computed(grows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing says how long it is: a small file could take all memory."""
+
+    def computed(*_: object) -> None:
+        pytest.fail("it is computed")
+
+    numbers = {"n": [1 << 40], "one": [1], "zero": 0, "last": 1 << 40, "step": 1, "ends": [0, 1 << 40]}
+    used = {name: np.asarray(value) for name, value in numbers.items() if re.search(rf"\b{name}\b", grows)}
+    made = graphs.model(f"g (int64[1] x) => (int64[m] y) {{ t = {grows} y = Add(t, x) }}", used)
+    node = onnx_ir.serde.deserialize_model(made).graph[0]
+    monkeypatch.setattr(fold, "_evaluated", computed)
+    assert node.outputs[0].shape is None and fold.evaluate(node, 17) is None

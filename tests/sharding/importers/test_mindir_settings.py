@@ -151,3 +151,11 @@ def test_what_the_result_of_a_graph_may_be_the_result_of(tmp_path: Path) -> None
         "calls": {"chooses"},
         "chooses": {"computed", "given"},
     }
+
+
+@pytest.mark.parametrize(("start", "length"), [(1, 2), (-2, 2), (-1, 1), (-4, 3), (0, 4)])
+def test_places_along_an_axis_counted_from_both_ends(start: int, length: int, tmp_path: Path) -> None:
+    """Those that end with the axis too, where the number behind the last one would be 0."""
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    found = run(tmp_path, "Narrow", x, 1, start, length, shape=(3, length))
+    np.testing.assert_array_equal(found, torch.narrow(torch.from_numpy(x), 1, start, length).numpy())

@@ -14,7 +14,7 @@ import pytest
 import sharding
 from sharding.demands.options import SliceOptions
 from sharding.errors import SliceError
-from sharding.pipeline.balance import Costs, balanced
+from sharding.pipeline.balance import MAX_CUTS, Costs, balanced
 from sharding.pipeline.profile import read_profile
 from sharding.pipeline.stages import Wishes, plan_stages
 from sharding.planning.plan import Plan, plan_model
@@ -209,6 +209,18 @@ def test_memory_comes_before_time() -> None:
     costs.use(3, 7, 3)
     costs.use("tied", 7, 3)  # nothing is lighter now than the last step alone
     assert balanced(costs, 2) == ([2], [3.0, pytest.approx(9.1)])
+
+
+@pytest.mark.parametrize(("bounds", "cut"), [({1: 1}, 0), ({3998: 0}, 3998)], ids=["before", "behind"])
+def test_of_many_cuts_those_that_are_demanded_are_looked_at(bounds: dict[int, int], cut: int) -> None:
+    """Though they are the dearest, and of neighbours only the cheapest are."""
+    costs = Costs(4000)
+    costs.seconds[:] = 1
+    costs.crosses(cut, cut + 1, 9)
+    costs.bounds.update(bounds)
+    assert costs.length > 3 * MAX_CUTS
+    found = balanced(costs, 2)
+    assert found is not None and found[0] == [cut]
 
 
 def test_no_stage_holds_half_as_much_again_as_the_average() -> None:

@@ -99,6 +99,20 @@ def test_reshard(tmp_path: Path, source: Placement, target: Placement) -> None:
     assert lockstep.collectives(tmp_path / "slices") == expected
 
 
+def test_a_part_that_is_held_by_none_whole_is_gathered(tmp_path: Path) -> None:
+    """Six ranks: a third of what is held in halves lies across two of them."""
+    source, target = Split(1, 1, 3), Split(1, 1, 2)
+    text = "g (float[n, 36] x) => (float[n, 36] y) { a = Identity(x) b = Identity(a) y = Identity(b) }"
+    path = graphs.save(tmp_path / "model.onnx", text, {})
+    plan = sharding.plan_model(path, 6, allow_replicated=True)
+    first, second, _ = plan.steps
+    first.options = [Option((REPLICATED,), (source,), _placed(source, shape_of(first.node.outputs[0]) or ()))]
+    second.options = [Option((target,), (target,))]
+    write_slices(replace(plan, choices=[0, 0, 0]), tmp_path / "slices")
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(2, 36)}, 1e-6)
+    assert lockstep.collectives(tmp_path / "slices") == ["AllGather", "AllGather"]
+
+
 def _placed(source: Placement, shape: Any) -> Callable[[Any, Any], list[Any]]:
     def place(e: Any, values: Any) -> list[Any]:
         if source == PARTIAL:

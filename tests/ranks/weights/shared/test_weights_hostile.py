@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from ranks.common.descriptors import close_all
+from ranks.errors import WeightsError
 from ranks.weights.shared import handle, peers, protocol, server
 from tests.ranks.threads import until
 from tests.ranks.weights_hostile import KINDS
@@ -184,3 +186,16 @@ def _connected(where: handle.Address) -> socket.socket:
     peer.settimeout(10)
     peer.connect(where.socket_name)
     return peer
+
+
+@pytest.mark.parametrize("more", [1, 2, 300])
+def test_an_owner_that_sends_fewer_descriptors_than_it_tells_is_not_believed(more: int) -> None:
+    told, descriptors, made = protocol.pack({"part": ({"of": "it"}, [os.open("/", os.O_PATH)])})
+    assert protocol.unpack(told, own := [os.dup(number) for number in descriptors])
+    assert own == []
+    told[0][1] = 1 + more
+    try:
+        with pytest.raises(WeightsError, match="parts that do not fit together"):
+            protocol.unpack(told, descriptors)
+    finally:
+        close_all([*descriptors, *made])
