@@ -84,13 +84,14 @@ def check_inputs(
     weights: Collection[str] = (),
 ) -> None:
     """Raises what `make_inputs` would, as far as that is known without reading the arrays: quick."""
-    known = dict(dims or {})
+    asked = dict(dims or {})
+    known = dict(asked)
     given = set()
     for spec, path, member in _placed(specs, optional, sources, known, weights):
         if _is_raw(path):
             shape = _raw_layout(spec, path, known)[0]
         else:
-            shape = list(_read_numpy(spec, path, member, known, _read_header))
+            shape = list(_read_numpy(spec, path, member, asked, _read_header))
         _learn(spec, shape, known)
         given.add(spec.name)
     for spec in specs:
