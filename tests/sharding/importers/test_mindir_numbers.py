@@ -157,6 +157,22 @@ def test_numbers_known_before_a_run_and_in_it(kind: str, tmp_path: Path) -> None
             assert found.shape == () and found == wanted, (operands, found)
 
 
+@pytest.mark.parametrize(
+    ("shape", "wanted"),
+    [
+        ((0, -1), (0, 0)),
+        ((-1, 0), (0, 0)),
+        ((0, 2, -1), (0, 2, 0)),
+        ((2, -1), (2, 0)),
+        ((5, 0, 7), (5, 0, 7)),
+    ],
+)
+def test_what_is_left_of_no_rows(shape: tuple[int, ...], wanted: tuple[int, ...], tmp_path: Path) -> None:
+    """As MindSpore has it."""
+    found = run(tmp_path, "Reshape", np.zeros((0, 4), np.float32), shape)
+    assert found.shape == wanted
+
+
 def test_a_range_of_vectors_of_one_number(tmp_path: Path) -> None:
     found = run(tmp_path, "Arange", np.array([2]), np.array([9]), np.array([3]))
     np.testing.assert_array_equal(found, [2, 5, 8])
