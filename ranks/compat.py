@@ -191,7 +191,9 @@ def check_script(script: str) -> None:
     A device may never end, and of a pipe each rank would read a part.
     """
     if not script or "\0" in script or not Path(script).exists():
-        raise ShardrunError(f"There is no script {script!r}.")
+        from sharding.common.nearby import hint
+
+        raise ShardrunError(f"There is no script {script!r}{hint(script)}.")
     if Path(script).is_dir() and not (Path(script) / "__main__.py").is_file():
         raise ShardrunError(f"{script} is a folder without a __main__.py, so there is no script to run.")
     if not Path(script).is_dir() and not Path(script).is_file():

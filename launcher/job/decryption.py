@@ -33,8 +33,9 @@ def read_key(file: Path | None, mode: str | None) -> Key | None:
     try:
         secret = read_at_most(file, _MOST)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"--dec-key-file {file}: {reason}") from None
+        from sharding.common.nearby import reason, shown
+
+        raise ConfigError(f"--dec-key-file {shown(file)}: {reason(file, error)}") from None
     return Key(secret.rstrip(b"\r\n") if len(secret) % 8 else secret, mode or MODES[0])
 
 

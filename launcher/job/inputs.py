@@ -19,6 +19,7 @@ from launcher.errors import ConfigError, ShardrunError
 from launcher.inspection.signature import check_dims, fed_weight
 from ranks.common.tensors import as_text, is_extended, is_text
 from sharding.common.arrays import Array, DType
+from sharding.common.nearby import reason, shown
 from sharding.common.text import did_you_mean
 from sharding.onnx_files.placeholders import placeholder
 
@@ -83,13 +84,14 @@ def check_inputs(
     weights: Collection[str] = (),
 ) -> None:
     """Raises what `make_inputs` would, as far as that is known without reading the arrays: quick."""
-    known = dict(dims or {})
+    asked = dict(dims or {})
+    known = dict(asked)
     given = set()
     for spec, path, member in _placed(specs, optional, sources, known, weights):
         if _is_raw(path):
             shape = _raw_layout(spec, path, known)[0]
         else:
-            shape = list(_read_numpy(spec, path, member, known, _read_header))
+            shape = list(_read_numpy(spec, path, member, asked, _read_header))
         _learn(spec, shape, known)
         given.add(spec.name)
     for spec in specs:
@@ -210,8 +212,7 @@ def _members(path: Path) -> list[str]:
         with zipfile.ZipFile(path) as archive:
             return [name.removesuffix(".npy") for name in archive.namelist()]
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as problem:
-        reason = getattr(problem, "strerror", None) or problem
-        raise ConfigError(f"{path}: cannot read this .npz file: {reason}") from None
+        raise ConfigError(f"{shown(path)}: cannot read this .npz file: {reason(path, problem)}") from None
 
 
 def _read_numpy(
@@ -227,7 +228,7 @@ def _read_numpy(
     from ranks.evaluation.compressed import check_member
     from ranks.evaluation.errors import EvaluationError
 
-    what = f"{path}: input {spec.name!r}"
+    what = f"{shown(path)}: input {spec.name!r}"
     _refuse_others(path, what)
     try:
         if member is None:
@@ -246,12 +247,10 @@ def _read_numpy(
         raise ConfigError(f"{what}: the array does not fit into memory") from None
     # Damaged archives raise anything from zlib.error to NotImplementedError; they have no common base.
     except Exception as problem:
-        reason = (
-            getattr(problem, "strerror", None) or " ".join(str(problem).split()) or type(problem).__name__
-        )
-        if "<ast." in reason:  # numpy's words about what is no constant in Python
-            reason = "its header is damaged"
-        raise ConfigError(f"{what}: cannot read the array: {reason}") from None
+        why = " ".join(reason(path, problem).split()) or type(problem).__name__
+        if "<ast." in why:  # numpy's words about what is no constant in Python
+            why = "its header is damaged"
+        raise ConfigError(f"{what}: cannot read the array: {why}") from None
 
 
 def _read_header(
@@ -308,7 +307,7 @@ def _type_name(dtype: DType) -> str:
 
 def _raw_layout(spec: Spec, path: Path, known: Mapping[str, int]) -> tuple[list[int], int]:
     """The shape of what raw data hold, if they fit the input, and their bytes."""
-    what = f"{path}: input {spec.name!r}"
+    what = f"{shown(path)}: input {spec.name!r}"
     _refuse_others(path, what)
     dtype = numpy_dtype(spec.dtype, what)
     if dtype.hasobject:
@@ -338,12 +337,12 @@ def _raw_layout(spec: Spec, path: Path, known: Mapping[str, int]) -> tuple[list[
         elif size != row:
             raise ConfigError(f"{what}: expected {row} bytes ({dtype} {shape}), found {size} bytes")
     except OSError as problem:
-        raise ConfigError(f"{what}: cannot read: {problem.strerror or problem}") from None
+        raise ConfigError(f"{what}: cannot read: {reason(path, problem)}") from None
     return [length or 0 for length in lengths], size
 
 
 def _read_raw(spec: Spec, path: Path, known: Mapping[str, int]) -> Array:
-    what = f"{path}: input {spec.name!r}"
+    what = f"{shown(path)}: input {spec.name!r}"
     shape, size = _raw_layout(spec, path, known)
     dtype = numpy_dtype(spec.dtype, what)
     try:
@@ -352,7 +351,7 @@ def _read_raw(spec: Spec, path: Path, known: Mapping[str, int]) -> Array:
         if array.nbytes != size:
             raise ConfigError(f"{what}: expected {size} bytes, found {array.nbytes}: the file changed")
     except OSError as problem:
-        raise ConfigError(f"{what}: cannot read: {problem.strerror or problem}") from None
+        raise ConfigError(f"{what}: cannot read: {reason(path, problem)}") from None
     except (MemoryError, ValueError) as problem:
         raise ConfigError(f"{what}: cannot read: {problem}") from None
     shaped = array.view(little).reshape(shape)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from launcher.errors import ConfigError
+from sharding.common.nearby import reason, shown
 from sharding.onnx_files.kinds import declared_shape
 from sharding.onnx_files.placeholders import placeholder
 
@@ -41,12 +42,12 @@ def read_arrays(flag: str, path: Path) -> dict[str, Array]:
     # Damaged archives raise anything from zlib.error to NotImplementedError; they have no common base.
     except Exception as error:
         damaged = not isinstance(error, OSError) or isinstance(error, zipfile.BadZipFile)
-        reason = None if damaged else getattr(error, "strerror", None)
+        why = None if damaged else reason(path, error)
         if "allow_pickle" in str(error) and zipfile.is_zipfile(
             path
         ):  # else NumPy takes any file for a pickle
-            reason = "an array in it holds Python objects, which are never unpickled: save numbers or text"
-        raise ConfigError(f"{flag} {path}: {reason or 'it is no NumPy archive (.npz)'}") from None
+            why = "an array in it holds Python objects, which are never unpickled: save numbers or text"
+        raise ConfigError(f"{flag} {shown(path)}: {why or 'it is no NumPy archive (.npz)'}") from None
 
 
 def expected(

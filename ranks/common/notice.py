@@ -7,12 +7,17 @@ import warnings
 
 from sharding.common.text import printable
 
+# Where a context manager of this package decorates one of its functions, contextlib's line is between them.
+_NOT_THE_USERS = frozenset({"ranks", "contextlib"})
+
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns at the innermost line that is not this package's."""
     level = 2
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "ranks":
+    while (
+        frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USERS
+    ):
         frame = frame.f_back
         level += 1
     warnings.warn(printable(message), category, stacklevel=level)  # it may quote a file

@@ -213,10 +213,11 @@ def _checked(spec: TensorSpec, array: Array) -> Array:
 
 def _of_type(spec: TensorSpec, array: Array) -> Array:
     """The array in the input's type. Raises `ShardrunError` for one of another type."""
-    if array.dtype != spec.dtype and array.dtype.newbyteorder("=") == spec.dtype:
+    if is_text(array.dtype) or array.dtype == OBJECT:  # numpy's own strings have no order of bytes to ask for
+        if spec.dtype == OBJECT:
+            array = as_text(array, f"Input {spec.name!r}")
+    elif array.dtype != spec.dtype and array.dtype.newbyteorder("=") == spec.dtype:
         array = array.astype(spec.dtype)  # only the order of its bytes is another
-    if spec.dtype == OBJECT and (array.dtype == OBJECT or is_text(array.dtype)):
-        array = as_text(array, f"Input {spec.name!r}")
     if array.dtype != spec.dtype:
         raise ShardrunError(
             f"Input {spec.name!r} must have dtype {spec.dtype}, but has {array.dtype}: convert it with "

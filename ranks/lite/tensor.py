@@ -326,7 +326,9 @@ def _native(array: Array, any_type: bool = False) -> Array:
     flags = array.flags
     if flags.c_contiguous and flags.aligned and array.dtype.isnative and type(array) is np.ndarray:
         return array
-    return np.require(np.asarray(array), array.dtype.newbyteorder("="), ["C", "A"])
+    # numpy's own strings have no order of bytes to ask for.
+    dtype = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
+    return np.require(np.asarray(array), dtype, ["C", "A"])
 
 
 def _allows(declared: tuple[int | None, ...], shape: Shape) -> bool:

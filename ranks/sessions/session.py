@@ -22,9 +22,10 @@ from sharding.common import limits
 from sharding.onnx_files.external import target_of
 from sharding.onnx_files.protobuf import not_a_model
 
-CHANGING = ("Pad_Fusion",)
+CHANGING = ("Pad_Fusion", "DoubleQDQPairsRemover")
 """Optimizers of ONNX Runtime that change what a model answers. Pad_Fusion makes zeros before a MaxPool its
 own padding, which is minus infinity: where all else in a window is negative, another number is the largest.
+DoubleQDQPairsRemover rounds once where a model rounds twice, to two scales.
 """
 # On the CPU, SkipLayerNormalization is slower than the Adds and LayerNormalization that it replaces: its
 # loops are scalar (8 % of BERT-base at sequence 128).

@@ -82,10 +82,9 @@ def read_text(path: Path, what: str, error: type[ShardrunError], max_bytes: int 
         with path.open("rb") as file:
             return file.read(max_bytes + 1).decode("utf-8-sig")
     except OSError as problem:
-        from sharding.common.nearby import hint
+        from sharding.common.nearby import reason, shown
 
-        near = hint(path) if isinstance(problem, FileNotFoundError) else ""
-        raise error(f"{path}: cannot read this {what}: {problem.strerror or problem}{near}") from None
+        raise error(f"{shown(path)}: cannot read this {what}: {reason(path, problem)}") from None
     except UnicodeDecodeError as problem:
         raise error(f"{path}: a {what} is UTF-8 text, found another byte at offset {problem.start}") from None
     except ValueError:  # a NUL in the name

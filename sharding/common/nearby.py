@@ -38,6 +38,12 @@ def hint(path: str | Path) -> str:
     return f" (did you mean {' or '.join(found)}?)" if found else ""
 
 
+def reason(path: str | Path, problem: BaseException) -> str:
+    """Why a file cannot be read, with the `hint` where it is not there."""
+    said = getattr(problem, "strerror", None) or str(problem)
+    return said + (hint(path) if isinstance(problem, FileNotFoundError) else "")
+
+
 def similar(path: str | Path) -> list[str]:
     """Paths that are there and whose one wrong part, file or folder, is named much as ``path`` has it."""
     parts = Path(path).parts

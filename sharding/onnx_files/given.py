@@ -90,6 +90,11 @@ def _write(model: object, path: Path) -> None:
 
         ir.save(cast("ir.Model", model), path, external_data=_DATA)
         return
+    if is_path(model):  # where only a content may be given
+        raise TypeError(
+            f"model must be bytes, an onnx.ModelProto or an onnx_ir.Model, but got {kind}: a path is for "
+            "build_from_file."
+        )
     raise TypeError(f"model must be a path, bytes, an onnx.ModelProto or an onnx_ir.Model, but got {kind}.")
 
 

@@ -55,8 +55,8 @@ logger = logging.getLogger(__name__)
 
 
 def forget(graph: ir.Graph) -> dict[str, Shape]:
-    """Takes the shapes off what the nodes of a graph make (not off the bodies in them); returns them by
-    name."""
+    """Takes the shapes off what the nodes of a graph make, and off the bodies of loops in it (those of other
+    bodies stay); returns the graph's by name."""
     declared = {}
     names = {axis for value in graph.inputs for axis in shape_of(value) or () if isinstance(axis, str)}
     names = {axis for axis in names if not is_expression(axis, names)}
@@ -66,7 +66,22 @@ def forget(graph: ir.Graph) -> dict[str, Shape]:
             if shape is not None and value.name:
                 declared[value.name] = tuple(as_product(axis, names) for axis in shape)
             value.shape = None
+        if node.op_type == "Loop" and not node.domain:
+            _forget_in_loop(node)
     return declared
+
+
+def _forget_in_loop(node: ir.Node) -> None:
+    """What the body stacks keeps its shape: it is what a loop of no turns gives."""
+    for body in subgraphs(node):
+        carried = len(node.inputs) - 2
+        stacked = set(body.outputs[1 + carried :])
+        shapes = {value: value.shape for value in stacked}
+        for value in body.inputs[2:]:
+            value.shape = None
+        forget(body)
+        for value, shape in shapes.items():
+            value.shape = shape
 
 
 def confirm(model: ir.Model, path: Path, declared: Mapping[str, Shape]) -> bool:

@@ -24,8 +24,7 @@ def test_all_that_the_package_offers_is_there() -> None:
 def test_modules_that_scripts_name(module: str) -> None:
     known = importlib.import_module(f"sharding.{module}")
     for name in known.__all__:
-        if name != "plan_model":  # the package's own takes bytes and messages too
-            assert getattr(known, name) is getattr(sharding, name)
+        assert getattr(known, name) is getattr(sharding, name)
 
 
 def test_slicing_as_a_script_does_it(tmp_path: Path) -> None:

@@ -298,8 +298,10 @@ class GraphBuilder:
         return self.op("Cast", [value], {"to": onnx.helper.np_dtype_to_tensor_dtype(wanted)})
 
     def reshape(self, x: Value, shape: Operand) -> Value:
-        """Another shape, in integers known or not; -1 is what is left. A 0 is a length of 0."""
+        """Another shape, in integers known or not; -1 is what is left. A 0 is a length of 0, and leaves 0."""
         known = self.known_ints(shape)
+        if known is not None and 0 in known and -1 in known:  # which ONNX refuses
+            known = shape = tuple(max(length, 0) for length in known)
         allow = 1 if known is not None and 0 in known else None
         result = self.op("Reshape", [x, self.ints(shape)], {"allowzero": allow})
         if result.constant is None and isinstance(shape, tuple):

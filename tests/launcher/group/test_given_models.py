@@ -151,6 +151,13 @@ def test_what_is_no_model(wrong: Any, error: type[Exception], sentence: str, tem
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_path_is_no_content(kind: type, path: Path, temporary: Path) -> None:
+    with pytest.raises(TypeError, match=r"^model must be bytes, .* a path is for build_from_file\.$"):
+        ranks.Model().build_from_buffer(kind(path), ranks.ModelType.ONNX)
+    assert list(temporary.iterdir()) == []
+
+
 def test_a_killed_process_leaves_nothing(path: Path, temporary: Path) -> None:
     script = (
         "import os, signal, ranks\nmodel = ranks.Model()\n"

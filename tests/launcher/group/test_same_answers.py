@@ -133,6 +133,8 @@ STRINGS = {
     "bytes": np.array([b"ab", b"", "naïve".encode()]),
     "objects of bytes": np.array([b"ab", "", "naïve".encode()], object),
 }
+if hasattr(np.dtypes, "StringDType"):  # numpy 2
+    STRINGS["numpy's own"] = np.array(["ab", "", "naïve"], np.dtypes.StringDType())
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,22 @@ def test_a_name_that_is_nearly_right(command: str, here: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize(
     "command",
-    [*COMMANDS, *OTHERS, "convert --network {} out.onnx", "eval mlp0.onnx --data {} --metric mse --ranks 2"],
+    [
+        *COMMANDS,
+        *OTHERS,
+        "convert --network {} out.onnx",
+        "convert mlp0.onnx out.onnx --opset 21 --verify {}",
+        "eval mlp0.onnx --data {} --metric mse --ranks 2",
+        "run mlp0.onnx --ranks 2 --input {}",
+        "run mlp0.onnx --ranks 2 --input {}.npy",
+        "run mlp0.onnx --ranks 2 --input x={}.npy",
+        "run mlp0.onnx --ranks 2 --input {}.npz",
+        "run mlp0.onnx --ranks 2 --dec-key-file {}",
+        "run mlp0.onnx --config {}.yaml",
+        "run mlp0.onnx --ranks 2 --steer {}.yaml",
+        "run mlp0.onnx --ranks 2 --plan {}.json",
+        "exec {}",
+    ],
 )
 def test_an_address(command: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(command.format("https://host.example/models/a.onnx"), capsys)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from launcher.common.element_types import numpy_dtype
 from launcher.errors import ConfigError
-from launcher.job.inputs import make_inputs, save_outputs
+from launcher.job.inputs import check_inputs, make_inputs, save_outputs
 from launcher.job.values import parse_dims
 
 
@@ -303,8 +303,10 @@ def test_one_symbol_may_stand_for_two_lengths(tmp_path: Path) -> None:
         "mask": (2, 1, 5),
     }
     assert made == ["mask"]
-    with pytest.raises(ConfigError, match="expected shape"):
-        make_inputs([IDS, X, MASK], [str(tmp_path / "in.npz")], dims={"batch": 2})
+    check_inputs([IDS, X, MASK], [str(tmp_path / "in.npz")])
+    for take in (make_inputs, check_inputs):
+        with pytest.raises(ConfigError, match="expected shape"):
+            take([IDS, X, MASK], [str(tmp_path / "in.npz")], dims={"batch": 2})
 
 
 @pytest.mark.parametrize("given", [np.array(["ab", "ü"]), np.array([b"ab", "ü".encode()])])

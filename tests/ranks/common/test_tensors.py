@@ -62,6 +62,16 @@ def test_text_of_any_kind_becomes_str(dtype: type | str) -> None:
     assert found.tolist() == [["a", "b\u00e9"]] and {type(item) for item in found.flat} == {str}
 
 
+@pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="numpy before 2.0 has no such type")
+@pytest.mark.parametrize("step", [1, 2])
+def test_numpys_own_strings_are_text(step: int) -> None:
+    array = np.array(["a", "b\u00e9", "", "d"], np.dtypes.StringDType())[::step]
+    text, number = TensorSpec("x", np.dtype(object), ("n",)), TensorSpec("x", np.dtype(np.float32), ("n",))
+    assert checked_feeds([text], {"x": array})["x"].tolist() == array.tolist()
+    with pytest.raises(ShardrunError, match="'x' must have dtype float32, but has StringDType"):
+        checked_feeds([number], {"x": array})
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [(7, "is int: 7"), (b"\xff", r"is bytes that are no UTF-8: b'\\xff'\. Decode it first")],

@@ -142,6 +142,26 @@ def test_zeros_before_a_max_pool_stay_zeros(
         np.testing.assert_allclose(found, right, atol=1e-5)
 
 
+@pytest.mark.parametrize("prepared", [False, True])
+def test_what_is_rounded_twice_is_rounded_twice(
+    tmp_path: Path, prepared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime's DoubleQDQPairsRemover makes one pair of two that have other scales."""
+    text = """g (float[n] x) => (float[n] y) {
+      a = QuantizeLinear(x, s, z) b = DequantizeLinear(a, s, z)
+      c = QuantizeLinear(b, t, u) y = DequantizeLinear(c, t, u)
+    }"""
+    weights = {"s": np.float32(0.05), "z": np.uint8(100), "t": np.float32(0.11), "u": np.uint8(10)}
+    path = graphs.save(tmp_path / "model.onnx", text, {name: np.array(v) for name, v in weights.items()})
+    feeds = {"x": np.linspace(-1, 7, 200, dtype=np.float32)}
+    (right,) = graphs.session(path, optimized=False).run(None, feeds)
+    monkeypatch.setenv("SHARDRUN_WEIGHTS", "on" if prepared else "off")
+    monkeypatch.setenv("SHARDRUN_CACHE", str(tmp_path / "cache"))
+    for _ in range(2):  # made, then opened
+        (found,) = executor.load(path).run(feeds)
+        np.testing.assert_allclose(found, right, atol=1e-5)
+
+
 def test_reasons_do_not_name_places_in_a_source() -> None:
     place = "/onnxruntime_src/onnxruntime/core/providers/cpu/math/element_wise_ops.h:563 void onnxruntime::"
     for text, said in {

@@ -11,7 +11,8 @@ import numpy as np
 from sharding.importers.mindir.schema import messages
 
 DTYPES = {
-    "float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "float64": 11,
+    "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7, "bool": 9,
+    "float16": 10, "float64": 11, "uint32": 12, "uint64": 13,
 }  # fmt: skip
 SCALAR, FLOAT, INT64, STRING, BOOL, TENSORS, TUPLE, UMONAD = 39, 1, 7, 8, 9, 19, 20, 23
 

@@ -89,6 +89,37 @@ def test_answers(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(run(tmp_path, kind, *operands, **settings), wanted, rtol=1e-6)
 
 
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_whole_numbers_of_each_type_from_0_on(dtype: str, tmp_path: Path) -> None:
+    limits = np.iinfo(dtype)
+    x = np.array([limits.min, limits.max, limits.max - 1, 0, 7, min(2**31 + 5, limits.max), 5], dtype)
+    other = np.array([3, 0, limits.max, limits.min, 7, 3, limits.max], dtype)
+    np.testing.assert_array_equal(run(tmp_path, "ReLU", x), np.maximum(x, 0))
+    for kind, wanted in (("Maximum", np.maximum), ("Minimum", np.minimum)):
+        np.testing.assert_array_equal(run(tmp_path, kind, x, other), wanted(x, other))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high", "wanted"),
+    [  # MindSpore's own answers
+        ("uint8", 0, 300, [44, 44, 44, 26]),
+        ("uint8", -10, 60, [60, 60, 60, 60]),
+        ("int8", 0, 300, [44, 44, 44, 26]),
+        ("uint32", -10, 60, [60, 60, 60, 60]),
+        ("int32", 0, 300, [85, 63, 51, 26]),
+        ("uint8", 10.5, 60.5, [60.5, 60.5, 51, 26]),
+    ],
+)
+def test_bounds_that_a_type_does_not_hold(
+    dtype: str, low: float, high: float, wanted: list[float], tmp_path: Path
+) -> None:
+    found = run(tmp_path, "ClampScalar", np.array([85, 63, 51, 26], dtype), low, high)
+    np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize(
     ("kind", "wanted"), [("FFT", np.fft.fft), ("IFFT", np.fft.ifft)], ids=lambda item: str(item)[:4]
 )
@@ -124,6 +155,22 @@ def test_numbers_known_before_a_run_and_in_it(kind: str, tmp_path: Path) -> None
         for operands in ((x, y), (np.array(x), y), (x, np.array(y)), (np.array(x), np.array(y))):
             found = run(tmp_path, kind, *operands)
             assert found.shape == () and found == wanted, (operands, found)
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted"),
+    [
+        ((0, -1), (0, 0)),
+        ((-1, 0), (0, 0)),
+        ((0, 2, -1), (0, 2, 0)),
+        ((2, -1), (2, 0)),
+        ((5, 0, 7), (5, 0, 7)),
+    ],
+)
+def test_what_is_left_of_no_rows(shape: tuple[int, ...], wanted: tuple[int, ...], tmp_path: Path) -> None:
+    """As MindSpore has it."""
+    found = run(tmp_path, "Reshape", np.zeros((0, 4), np.float32), shape)
+    assert found.shape == wanted
 
 
 def test_a_range_of_vectors_of_one_number(tmp_path: Path) -> None:

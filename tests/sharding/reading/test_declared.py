@@ -50,6 +50,38 @@ attention (float[1, seq, 32] x) => (float[a, b, c] y) {
   y = MatMul(c2, wo)
 }
 """
+LOOP = """
+loop (float[rows, 8] x) => (float[a, b] y) {
+  m = MatMul(x, w)
+  yes = Constant <value = bool {1}> ()
+  turns = Constant <value = int64 {3}> ()
+  o = Loop (turns, yes, m) <body = turn (int64 i, bool go, float[1, 16] old)
+    => (bool again, float[1, 16] new) <float[1, 16] bent> {
+    again = Identity(go)
+    to = Shape(old)
+    bent = Tanh(old)
+    new = Reshape(bent, to)
+  }>
+  y = MatMul(o, v)
+}
+"""
+
+
+def test_what_the_body_of_a_loop_declares(tmp_path: Path) -> None:
+    """Written for one row. With its optimizers ONNX Runtime believes it, and fails."""
+    weights = {"w": graphs.array(8, 16), "v": graphs.array(16, 8, seed=1)}
+    path = graphs.save(tmp_path / "loop.onnx", LOOP, weights)
+    session = graphs.session(path, optimized=False)
+    folder = tmp_path / "slices"
+    sharding.slice_model(path, 2, folder)
+    for rows in (1, 3, 5):
+        feeds = {"x": graphs.array(rows, 8, seed=rows)}
+        (wanted,) = session.run(None, feeds)
+        for found in lockstep.run_slices(folder, feeds):
+            assert found["y"].shape == wanted.shape
+            np.testing.assert_allclose(found["y"], wanted, atol=1e-5)
+
+
 ATTENTION_WEIGHTS = {
     "zero": np.array([0]),
     "minus": np.array([-1]),

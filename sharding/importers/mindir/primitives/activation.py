@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharding.importers.mindir import doubles
+from sharding.importers.mindir.primitives.arithmetic import further
 from sharding.importers.mindir.primitives.base import (
     Node,
     Operand,
@@ -14,7 +15,14 @@ from sharding.importers.mindir.primitives.base import (
     primitive,
     table,
 )
-from sharding.importers.mindir.primitives.operands import Builder, Formula, Number, joined_length, known_rank
+from sharding.importers.mindir.primitives.operands import (
+    INT64,
+    Builder,
+    Formula,
+    Number,
+    joined_length,
+    known_rank,
+)
 
 GELU_SINCE = 20
 """The version of ONNX's operators that has this one."""
@@ -26,7 +34,13 @@ _RELU6 = {"alpha": 1 / 6, "beta": 0.5}
 @primitive("ReLU", "ReLUV3", "ReLU6")
 def relu(b: Builder, node: Node, x: Value) -> Value:
     """max(x, 0), of ReLU6 at most 6."""
-    return _clip(b, x, 0.0, 6.0) if node.op_type == "ReLU6" else b.op("Relu", [b.computable(x)])
+    if node.op_type == "ReLU6":
+        return _clip(b, x, 0.0, 6.0)
+    if x.dtype.kind == "u":
+        return b.op("Identity", [x])
+    wide = b.computable(x)
+    # ONNX Runtime has no Relu of int64.
+    return further(b, "Max", wide, b.scalar(0, wide)) if wide.dtype == INT64 else b.op("Relu", [wide])
 
 
 def _clip(b: Builder, x: Value, low: float, high: float) -> Value:

@@ -7,15 +7,39 @@ from collections.abc import Callable
 import numpy as np
 
 from sharding.importers.mindir.primitives.base import Node, Operand, RefusedError, Value, primitive, table
-from sharding.importers.mindir.primitives.operands import BOOL, FLOAT32, Builder, is_float, tensors
+from sharding.importers.mindir.primitives.operands import (
+    BOOL,
+    FLOAT32,
+    INT64,
+    Builder,
+    is_float,
+    tensors,
+)
 
 ROUNDING = ("none", "trunc", "floor")
 
 
 def binary(b: Builder, node: Node, op_type: str, x: Operand, y: Operand) -> Value:
     """An operator of ONNX's on two operands in their common type."""
+    if op_type in _BEYOND:
+        pair = b.promoted(x, y)
+        if pair[0].dtype.name in {"uint32", "uint64"}:
+            return b.op(op_type, pair)
+        first, second = common(b, node, x, y)
+        return further(b, op_type, first, second)
     first, second = common(b, node, x, y)
     return b.op(op_type, [first, second])
+
+
+_BEYOND = {"Max": "Greater", "Min": "Less"}
+
+
+def further(b: Builder, op_type: str, first: Value, second: Value) -> Value:
+    """The larger (Max) or smaller (Min) of two. ONNX Runtime's own kernels for int64 take 2**31 for less
+    than 0: they compare the lower halves of two numbers as signed ones (1.31)."""
+    if first.dtype != INT64:
+        return b.op(op_type, [first, second])
+    return b.op("Where", [b.op(_BEYOND[op_type], [first, second]), first, second])
 
 
 def common(b: Builder, node: Node, x: Operand, y: Operand) -> list[Value]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from sharding.common.arrays import DType
 from sharding.importers.mindir import doubles
 from sharding.importers.mindir.primitives.arithmetic import binary, truncated
 from sharding.importers.mindir.primitives.base import Node, Operand, Value, alike, primitive, table
@@ -194,11 +195,18 @@ def fill_like(b: Builder, node: Node, x: Value, amount: Operand, dtype: Operand 
 def clamp(b: Builder, node: Node, x: Value, *, min: Operand = None, max: Operand = None) -> Value:
     """Between two bounds, numbers or tensors, either of which may be missing. The upper one wins."""
     found: Value = x
-    if min is not None:
-        found = binary(b, node, "Max", found, min)
-    if max is not None:
-        found = binary(b, node, "Min", found, max)
+    for op_type, bound in (("Max", min), ("Min", max)):
+        if bound is not None:
+            found = binary(b, node, op_type, found, _held(bound, x.dtype))
     return found
+
+
+def _held(bound: Operand, dtype: DType) -> Operand:
+    """A bound as MindSpore's kernels have it: they cast a whole number to the tensor's type, and do not look
+    whether it fits. Of uint8, 300 is 44."""
+    if dtype.kind in "iu" and isinstance(bound, int) and not isinstance(bound, bool):
+        return int(np.asarray(bound).astype(dtype))
+    return bound
 
 
 @primitive("Logit")
