@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from launcher.common.element_types import numpy_dtype
 from launcher.errors import ConfigError
-from launcher.job.inputs import make_inputs, save_outputs
+from launcher.job.inputs import check_inputs, make_inputs, save_outputs
 from launcher.job.values import parse_dims
 
 
@@ -225,6 +225,8 @@ def test_dims_are_checked() -> None:
         make_inputs([IDS], dims={"bath": 1})
     with pytest.raises(ConfigError, match="does not fit into memory"):
         make_inputs([IDS], dims={"batch": 2**31 - 1, "seq": 2**31 - 1})
+    with pytest.raises(ConfigError, match="does not fit into memory"):  # before anything is sliced
+        check_inputs([IDS], dims={"batch": 2**31 - 1, "seq": 2**31 - 1})
 
 
 def test_output_that_cannot_be_written(tmp_path: Path) -> None:
