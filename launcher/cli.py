@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,6 +76,10 @@ def _run(args: argparse.Namespace, *, whole: bool) -> int:
     """``whole``: the process is the command's own."""
     from ranks.common import settings
 
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        from ranks.common import heap
+
+        heap.spare_addresses()
     with ENDING.handled():
         try:
             settings.check()

@@ -15,7 +15,7 @@ from pathlib import Path
 from launcher.errors import ConfigError, ShardrunError
 from ranks.cache.cache import Cache
 from ranks.cache.folder import ELSEWHERE, cache_folder, is_hashed, size_of_files
-from ranks.cache.intact import Files
+from ranks.cache.intact import Files, still_has
 from ranks.cache.keys import beginning, hash_of_code, key_of
 from ranks.common.progress import Progress
 from ranks.common.waiting import HeldError
@@ -23,7 +23,7 @@ from sharding.common.registry import entry_points
 from sharding.common.storage import why_unwritable
 from sharding.demands.options import SliceOptions
 from sharding.errors import RoomError
-from sharding.slices.manifest import sha256_of
+from sharding.slices.manifest import FILE_NAME, sha256_of
 
 
 def sliced(
@@ -61,6 +61,8 @@ def sliced(
         return cache.get_or_make(
             _key(model, ranks, options),
             lambda folder: _slice_into(folder, model, ranks, options, progress),
+            # What a disk changed shows by nothing else. Ranks read all other files and say which is damaged.
+            fits=lambda folder: still_has(folder, FILE_NAME),
             before=before,
             timeout=timeout,
         )

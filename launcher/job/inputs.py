@@ -95,8 +95,9 @@ def check_inputs(
         _learn(spec, shape, known)
         given.add(spec.name)
     for spec in specs:
-        if spec.name not in given and numpy_dtype(spec.dtype, f"input {spec.name!r}").hasobject:
-            _make(spec, known, None)
+        text = numpy_dtype(spec.dtype, f"input {spec.name!r}").hasobject
+        if spec.name not in given and (text or not spec.open_rank):
+            _make(spec, known, None, np.empty)  # no page of it is touched
 
 
 def _placed(
@@ -358,7 +359,12 @@ def _read_raw(spec: Spec, path: Path, known: Mapping[str, int]) -> Array:
     return shaped.astype(dtype, copy=False)
 
 
-def _make(spec: Spec, known: Mapping[str, int], random: np.random.Generator | None) -> Array:
+def _make(
+    spec: Spec,
+    known: Mapping[str, int],
+    random: np.random.Generator | None,
+    filled: Callable[[Sequence[int], DType], Array] = np.ones,
+) -> Array:
     what = f"input {spec.name!r}"
     dtype = numpy_dtype(spec.dtype, what)
     shape = [known.get(dim, 1) if isinstance(dim, str) else 1 if dim is None else dim for dim in spec.shape]
@@ -373,7 +379,7 @@ def _make(spec: Spec, known: Mapping[str, int], random: np.random.Generator | No
         )
     try:
         if random is None:
-            return np.ones(shape, dtype)
+            return filled(shape, dtype)
         if dtype.kind in "iub":
             return random.integers(0, 2, shape).astype(dtype)
         return random.standard_normal(shape, np.float32).astype(dtype)

@@ -98,6 +98,7 @@ class Cache:
             files = seal(made, make(made))
             whole = True
             made.chmod(0o700)
+            _close_to_others(made)
             if os.path.lexists(place):
                 if is_there():  # on file systems without locks another process may have been faster
                     return
@@ -113,6 +114,13 @@ class Cache:
         finally:
             if whole or not resume:
                 shutil.rmtree(work, ignore_errors=True)
+
+
+def _close_to_others(folder: Path) -> None:
+    """Takes from others what rights the umask has left them to files. No maker links to a file elsewhere."""
+    for path in folder.iterdir():
+        if path.is_file() and not path.is_symlink():
+            path.chmod(0o600)
 
 
 def _clear_crashed(place: Path, but: str) -> None:

@@ -76,12 +76,29 @@ def seal(folder: Path, known: Files | None = None) -> Files:
 
 def is_sealed(folder: Path) -> bool:
     """Whether a folder holds what it held when it was sealed."""
+    files = _sealed(folder)
+    return bool(files) and is_whole(folder, files)
+
+
+def still_has(folder: Path, name: str) -> bool:
+    """Whether this file of a sealed folder has the bytes that it had, read now, whatever is remembered; else
+    the folder is unsealed."""
+    size, digest = _sealed(folder).get(name, (0, ""))
+    try:
+        if regular_files.sha256_of(folder / name, size) == digest:
+            return True
+    except OSError:
+        pass
+    unseal(folder)
+    return False
+
+
+def _sealed(folder: Path) -> Files:
     try:
         told = json.loads(regular_files.read(folder / SEAL, _MOST_SEAL))
-        files = {str(name): (int(size), str(digest)) for name, (size, digest) in told.items()}
+        return {str(name): (int(size), str(digest)) for name, (size, digest) in told.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return False
-    return bool(files) and is_whole(folder, files)
+        return {}
 
 
 def unseal(folder: Path) -> None:

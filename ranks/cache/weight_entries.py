@@ -194,6 +194,8 @@ def throw_out(
     kept = set(keep)
     if not folder.is_dir():
         return removed, busy
+    # The folder may be new, or somebody has removed this one: all of the cache may be deleted at any time.
+    (folder / BLOBS).mkdir(mode=0o700, exist_ok=True)
     with locks.folder_lock(folder / BLOBS, fcntl.LOCK_EX) as alone:
         if not alone:
             return removed, busy  # no locks here: another process may be at work

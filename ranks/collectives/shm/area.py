@@ -3,8 +3,8 @@
     control   for every rank a line of counters; for every ordered pair of ranks two
     slots     for every rank two halves of `SLOT` bytes, which successive phases use in turn
     mail      for every ordered pair of ranks `PLACES` pieces of `MAIL` bytes
-    arenas    for every rank a number of bytes (`ARENA`, or less where ``ulimit -v`` is tight), from which it
-    allocates buffers that its peers read and write directly
+    arenas    for every rank a number of bytes (`ARENA`, or less where ``ulimit -v`` or ``-f`` is tight), from
+    which it allocates buffers that its peers read and write directly
 
 The file is sparse: only pages that were touched cost memory.
 """
@@ -12,6 +12,7 @@ The file is sparse: only pages that were touched cost memory.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import math
 import mmap
@@ -37,12 +38,22 @@ LINE = 16  # words of 8 bytes: two cache lines, since neighbours are fetched in 
 _ALIGNMENT = 128
 
 
-def arena_bytes(size: int, room: int | None) -> int:
-    """Bytes of each arena of ``size`` ranks where the tightest of them has ``room`` bytes of addresses left,
-    None where they have no limit."""
-    if room is None:
-        return ARENA
-    return min(ARENA, max(_LEAST_ARENA, room // _SHARE // size // PAGE * PAGE))
+def arena_bytes(size: int, room: int | None, longest: int | None = None) -> int:
+    """Bytes of each arena of ``size`` ranks where the tightest of them has ``room`` bytes of addresses left
+    and who makes the memory file may make none of more than ``longest``; None where there is no limit."""
+    most = ARENA
+    if room is not None:
+        most = min(most, room // _SHARE // size)
+    if longest is not None:
+        most = min(most, (longest - _fixed_bytes(size)) // size)
+    return max(_LEAST_ARENA, most // PAGE * PAGE)
+
+
+def longest_file() -> int | None:
+    """Bytes of the longest file that this process may make (``ulimit -f``), which holds for memory files too;
+    None where it has no limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def address_room() -> int | None:
@@ -75,7 +86,10 @@ def create(size: int, arena: int = ARENA) -> int:
             os.close(descriptor)
             raise
     except OSError as error:
-        raise CollectiveError(f"Shared memory for {size} ranks cannot be made: {error.strerror}.") from error
+        advice = ": raise the limit `ulimit -f`" if error.errno == errno.EFBIG else ""
+        raise CollectiveError(
+            f"Shared memory for {size} ranks cannot be made: {error.strerror}{advice}."
+        ) from error
     return descriptor
 
 

@@ -20,7 +20,7 @@ from ranks.collectives.base import Communicator, Groups
 from ranks.collectives.meeting import meet
 from ranks.collectives.rendezvous import Rendezvous
 from ranks.collectives.shm import gather
-from ranks.collectives.shm.area import PLACES, SLOT, Area, address_room, arena_bytes, create
+from ranks.collectives.shm.area import PLACES, SLOT, Area, address_room, arena_bytes, create, longest_file
 from ranks.collectives.shm.mail import Mailbox
 from ranks.collectives.shm.phases import DIRECT, Phases, say
 from ranks.collectives.shm.reduce import Sums
@@ -229,7 +229,7 @@ def connect(identity: Identity, timeout: float, ranks: tuple[int, ...] | None = 
             together = min(together, *(item.data["quota"] for item in items))
         rooms = [item.data["room"] for item in items if item.data["room"] is not None]
         if first:
-            arena = arena_bytes(len(ranks), min(rooms, default=None))
+            arena = arena_bytes(len(ranks), min(rooms, default=None), longest_file())
             descriptors.append(create(len(ranks), arena))
         items = rendezvous.exchange({}, descriptors, timeout)
         if not first:

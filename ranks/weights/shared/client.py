@@ -12,8 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from ranks.common import forks
+from ranks.common import forks, waiting
 from ranks.common.descriptors import Part, close_all
+from ranks.common.processes import is_stopped
 from ranks.errors import WeightsError
 from ranks.talk.unix import credentials
 from ranks.weights.shared.handle import Address, is_nonce
@@ -173,7 +174,7 @@ def connect(
 def _connect(address: Address, seconds: float, wait: bool, check: Callable[[int], None]) -> Connection:
     """As `connect`; raises `_LateError` where the owner does not answer in time."""
     deadline = time.monotonic() + seconds
-    pause = 0.002
+    pause, said = 0.002, False
     while True:
         found = _try(address, seconds, deadline, wait, check)
         if found is not None:
@@ -186,6 +187,9 @@ def _connect(address: Address, seconds: float, wait: bool, check: Callable[[int]
                 f"nobody shared weights under {address} within {seconds:g} s: start the owner, or wait "
                 "longer (timeout, or SHARDRUN_TIMEOUT)."
             )
+        if seconds - left >= waiting.NOTICE_SECONDS and not said:
+            said = True
+            log.warning("waiting for who shares weights under %s, at most %.3g s", address, seconds)
         time.sleep(min(pause, left))
         pause = min(pause * 1.5, 0.05)
 
@@ -237,7 +241,7 @@ def _shake_hands(
     peer: socket.socket, owner: int, address: Address, *, seconds: float, deadline: float, wait: bool
 ) -> Connection | None:
     try:
-        challenge = receive(peer)
+        challenge = _heard(peer, owner, seconds, deadline)
         if challenge is None and wait:  # the owner failed to build: another may come
             peer.close()
             return None
@@ -251,12 +255,12 @@ def _shake_hands(
         with contextlib.suppress(OSError):  # it has closed; why stands in what it sent
             send(peer, {"nonce": ours, "proof": address.prove("attacher", theirs, ours)})
         step("proved")
-        answer = receive(peer, MOST_DESCRIPTORS)
+        answer = _heard(peer, owner, seconds, deadline, MOST_DESCRIPTORS)
     except (BlockingIOError, TimeoutError):
-        raise _LateError(
-            f"process {owner}, the owner of the weights, did not answer within {seconds:g} s: it may still "
-            "be building its model, or be stopped."
-        ) from None
+        late = f"the owner of the weights, did not answer within {seconds:g} s: it"
+        if is_stopped(owner):
+            raise _LateError(f"process {owner}, {late} is {waiting.in_words(owner)}.") from None
+        raise _LateError(f"process {owner}, {late} may still be building its model, or be stopped.") from None
     descriptors = answer.descriptors if answer else []
     try:
         data = _told(answer, owner)
@@ -276,6 +280,24 @@ def _shake_hands(
     step("attached")
     peer.settimeout(None)
     return Connection(peer, owner, facts, folder, parts)
+
+
+def _heard(
+    peer: socket.socket, owner: int, seconds: float, deadline: float, descriptors: int = 0
+) -> Packet | None:
+    """What the owner says next; where that takes long it is said who is waited for."""
+    left = deadline - time.monotonic()
+    if left > waiting.NOTICE_SECONDS:
+        peer.settimeout(waiting.NOTICE_SECONDS)
+        with contextlib.suppress(BlockingIOError, TimeoutError):
+            return receive(peer, descriptors)
+        log.warning(
+            "waiting for %s, at most %.3g s: it shares the weights and does not answer yet",
+            waiting.in_words(owner),
+            seconds,
+        )
+    peer.settimeout(max(0.001, deadline - time.monotonic()))
+    return receive(peer, descriptors)
 
 
 def _told(packet: Packet | None, owner: int) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import shutil
 import socket
 import subprocess
@@ -13,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from launcher import start
+from launcher import cli, start
 from launcher.errors import LaunchError, RankFailedError
 from launcher.group import control
 from launcher.group.control import _listen_unix as listen
 from launcher.group.starting import run_program
+from ranks.common import heap
 from tests.launcher import cli_tools
 from tests.launcher.processes import Runner
 
@@ -31,6 +33,36 @@ def test_less_addresses_than_shared_memory_takes_without_a_limit(two_slices: Pat
     done = cli_tools.shardrun("run", two_slices, "--dim", "batch=3", cwd=tmp_path, before=limited(500_000))
     assert done.returncode == 0, done.stderr
     assert re.search(r"collectives by +shm", done.stdout)
+
+
+def short_files(blocks: int) -> tuple[str, ...]:
+    """Words before a command, which may then make no longer files than so many blocks of 512 bytes
+    (``ulimit -f``)."""
+    return ("sh", "-c", f'ulimit -f {blocks}; exec "$@"', "sh")
+
+
+def test_shorter_files_than_shared_memory_takes_without_a_limit(two_slices: Path, tmp_path: Path) -> None:
+    done = cli_tools.shardrun("run", two_slices, "--dim", "batch=3", cwd=tmp_path, before=short_files(40_000))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"collectives by +shm", done.stdout)
+
+
+def test_too_short_files_for_shared_memory(two_slices: Path, tmp_path: Path) -> None:
+    done = cli_tools.shardrun("run", two_slices, "--dim", "batch=3", cwd=tmp_path, before=short_files(4000))
+    assert done.returncode == 1
+    assert done.stderr.endswith("cannot be made: File too large: raise the limit `ulimit -f`.\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_command_spares_addresses_where_they_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slicing has threads too, each of which would set 64 MiB aside."""
+    calls: list[None] = []
+    monkeypatch.setattr(heap, "spare_addresses", lambda: calls.append(None))
+    cli.main(["cache", "list"])
+    assert not calls
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 40, 1 << 40))
+    cli.main(["cache", "list"])
+    assert len(calls) == 1
 
 
 def few_files(number: int) -> tuple[str, ...]:

@@ -169,6 +169,20 @@ def test_bytes_that_changed_alone_are_made_again_by_the_next_run(
     assert cache.sliced(model, 2) == place and len(slicings) == 2
 
 
+def test_a_manifest_that_changed_alone_is_made_again_at_once(
+    folder: Path, slicings: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The launcher reads it before any rank could find that it is damaged."""
+    model = save_mlp(folder / "m.onnx")
+    place = cache.sliced(model, 2)
+    before = (place / "manifest.json").read_bytes()
+    flipped(place / "manifest.json")
+    monkeypatch.setattr(intact, "is_known", lambda *_: True)
+    assert cache.sliced(model, 2) == place and len(slicings) == 2
+    assert caplog.messages == [f"{place} was damaged and is made again"]
+    assert (place / "manifest.json").read_bytes() == before
+
+
 def test_more_files_in_a_folder_are_no_harm(folder: Path, slicings: list[Any]) -> None:
     model = save_mlp(folder / "m.onnx")
     (cache.sliced(model, 2) / "notes.txt").write_text("mine")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -109,6 +110,23 @@ def test_the_limit_is_of_everything(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert sum(occupied(folder / "cache").values()) > 0  # the hashes
     bound(folder / "cache", 0)
     assert sum(occupied(folder / "cache").values()) == 0
+
+
+@pytest.mark.parametrize("left", ["nothing", "entries"])
+def test_weights_of_which_somebody_removed_a_part(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    """All of the cache may be deleted at any time: the limit holds for the rest, and it can be cleared."""
+    there = fill_all(folder, monkeypatch)
+    weights = there["weights"].parent
+    for name in ("blobs",) if left == "entries" else ("blobs", "locks", "work"):
+        shutil.rmtree(weights / name)
+    if left == "nothing":
+        for path in weights.iterdir():
+            path.unlink()
+    bound(folder / "cache", 0)
+    assert not any(path.exists() for path in there.values())
+    assert cli.main(["cache", "clear"]) == 0
 
 
 def test_what_is_in_use_or_being_made_stays_beyond_the_limit(

@@ -167,6 +167,8 @@ def test_modes_do_not_depend_on_the_umask(folder: Path, mask: int, monkeypatch: 
     made = [folder / "new", *(path for path in (folder / "new").rglob("*") if path.is_dir())]
     assert len(made) > 8
     assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o700}
+    files = [path for path in (folder / "new").rglob("*") if path.is_file()]
+    assert len(files) > 8 and not any(path.stat().st_mode & 0o077 for path in files)
 
 
 def test_folders_are_usable_whatever_the_umask_takes_away(folder: Path) -> None:

@@ -225,6 +225,8 @@ def test_dims_are_checked() -> None:
         make_inputs([IDS], dims={"bath": 1})
     with pytest.raises(ConfigError, match="does not fit into memory"):
         make_inputs([IDS], dims={"batch": 2**31 - 1, "seq": 2**31 - 1})
+    with pytest.raises(ConfigError, match="does not fit into memory"):  # before anything is sliced
+        check_inputs([IDS], dims={"batch": 2**31 - 1, "seq": 2**31 - 1})
 
 
 def test_output_that_cannot_be_written(tmp_path: Path) -> None:

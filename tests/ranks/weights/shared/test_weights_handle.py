@@ -164,7 +164,8 @@ def test_owner_that_builds_or_is_stopped_is_waited_for(workers: Workers, shared_
     owner.start("share", path=str(shared_model), name=name, pids=[other.pid])
     assert owner.reply() == "at listening"
     found = text_of(other.do("attach", given=name, path=str(shared_model), timeout=0.3))
-    assert "did not answer within 0.3 s: it may still be building its model, or be stopped" in found
+    told = f"did not answer within 0.3 s: it is process {owner.pid} "
+    assert told in found and "which is stopped by a signal such as SIGSTOP" in found
     other.start("attach", given=name, path=str(shared_model), timeout=60)
     assert not other.pipe.poll(0.2)
     owner.go_on()

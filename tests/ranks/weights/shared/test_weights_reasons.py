@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ import numpy as np
 import pytest
 
 import ranks
+from ranks.common import waiting
 from ranks.errors import ModelError, WeightsError
 from ranks.models import model_file
 from ranks.run import executor
 from ranks.sessions.session import SessionConfig, create
 from ranks.weights.prepared import store as stores
 from ranks.weights.prepared.store import Store, default_store
+from ranks.weights.shared import client, handle
 from tests.ranks.weights.test_store import X, made, mlp, plain, same, save
 from tests.ranks.weights_worker import INPUT, oracle
 from tests.sharding import graphs
@@ -172,3 +175,22 @@ def test_a_model_of_another_encoding(cache: Path, tmp_path: Path, monkeypatch: p
     session = create(link / "m.onnx", SessionConfig(threads=1, store=store), "it")
     assert len(made(store)) == len(store.opened) == 1
     assert np.allclose(session.run(None, X)[0], plain(link / "m.onnx", X)[0], atol=1e-4)
+
+
+def test_a_long_wait_for_an_owner_is_aloud(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "NOTICE_SECONDS", 0.05)
+    address = handle.address(f"late {os.getpid()}")
+    with pytest.raises(WeightsError, match=r"nobody shared weights under .* within 0\.3 s"):
+        client.connect(address, 0.3)
+    assert [text.partition(" under")[0] for text in caplog.messages] == ["waiting for who shares weights"]
+    caplog.clear()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as owner:
+        owner.bind(address.socket_name)
+        owner.listen()
+        with pytest.raises(WeightsError, match=r"did not answer within 0\.3 s: it may still be building"):
+            client.connect(address, 0.3)
+    (text,) = caplog.messages
+    assert text.startswith(f"waiting for process {os.getpid()} (")
+    assert text.endswith(", at most 0.3 s: it shares the weights and does not answer yet")
