@@ -121,7 +121,7 @@ class Store:
         made = [entry.what for entry in weight_entries.listing(self.folder) if not entry.refused]
         if any(Path(other).name == name for other in made):
             return ""
-        return f"they have {size} bytes, and SHARDRUN_CACHE_LIMIT allows {self.limit}"
+        return f"they have {size} bytes, and the cache may take {self.limit} (SHARDRUN_CACHE_LIMIT)"
 
     @contextlib.contextmanager
     def pin(self, keys: Iterable[str]) -> Iterator[None]:
@@ -205,7 +205,8 @@ class Store:
         expected = 2 * size_of(model)
         if self.limit is not None and expected > self.limit:
             raise OSError(
-                errno.EDQUOT, f"{expected} bytes may be needed, and SHARDRUN_CACHE_LIMIT allows {self.limit}"
+                errno.EDQUOT,
+                f"{expected} bytes may be needed, and the cache may take {self.limit} (SHARDRUN_CACHE_LIMIT)",
             )
         if 2 * expected > (free := shutil.disk_usage(self.folder).free):
             raise OSError(errno.ENOSPC, f"{2 * expected} bytes may be needed, and {free} are free")

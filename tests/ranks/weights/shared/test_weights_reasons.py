@@ -47,7 +47,7 @@ def test_a_limit_that_is_too_small(cache: Path, shared_model: Path, monkeypatch:
     monkeypatch.setenv("SHARDRUN_CACHE_LIMIT", "100B")
     found = refusal(shared_model)
     assert f"cannot be kept in {cache}/weights (" in found
-    assert re.search(r"\(they have \d+ bytes, and SHARDRUN_CACHE_LIMIT allows 100\)", found)
+    assert re.search(r"\(they have \d+ bytes, and the cache may take 100 \(SHARDRUN_CACHE_LIMIT\)\)", found)
 
 
 def test_what_was_kept_under_a_larger_limit_is_used(
@@ -72,7 +72,7 @@ def test_what_another_model_has_kept_opens_no_door(
         (tmp_path / path.name).write_bytes(path.read_bytes())
     monkeypatch.setenv("SHARDRUN_CACHE_LIMIT", "100B")
     monkeypatch.setattr(stores, "key_of", failing(AssertionError("it was hashed")))
-    assert "SHARDRUN_CACHE_LIMIT allows 100" in refusal(other)
+    assert "the cache may take 100 (SHARDRUN_CACHE_LIMIT)" in refusal(other)
 
 
 def test_an_entry_that_is_far_smaller_than_its_model_is_used(
