@@ -8,11 +8,10 @@ weight has rows. So a name that inference made up for a length is often a number
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sharding.graph.symbols import MADE_UP, is_made_up
+from sharding.graph.symbols import MADE_UP, NUMBERED, is_made_up
 from sharding.graph.values import shape_of, subgraphs
 from sharding.rules.base import Dim
 from sharding.rules.elementwise import ELEMENTWISE
@@ -26,7 +25,6 @@ _NAMES = 3
 """The most names that are compared with as many others."""
 _DEPTH = 4
 """Nodes in a row that only move elements."""
-_NUMBERED = re.compile(rf"{MADE_UP}(\d+)")
 
 
 def demand(graph: ir.Graph) -> set[ir.Value]:
@@ -150,7 +148,7 @@ def _solved(one: Product, other: Product) -> list[tuple[str, Product]]:
 
 
 def _made_up_at(name: str) -> int:
-    found = _NUMBERED.fullmatch(name)
+    found = NUMBERED.fullmatch(name)
     return int(found[1]) if found else -1
 
 

@@ -34,8 +34,10 @@ Squeeze Sub Tile Transpose Trilu Unsqueeze Where Xor
 _FOLDED = frozenset(_NAMES.split())
 """Operators with which shapes, masks and scales are computed. For others, the reference implementation does
 not always give what ONNX Runtime gives, in the last bit or even in the type."""
-_EXACT = 2.0**53
+EXACT = 2.0**53
 """Integers below it come out of floating point unchanged."""
+HALF = 1 << 31
+"""Of two numbers of 64 bits ONNX Runtime's Max and Min compare lower halves, as signed numbers (1.31)."""
 _CHOICES = 31
 """From more, numpy's ``choose`` does not choose in all its versions."""
 ENDS = frozenset({2**31 - 1, 2**63 - 1})
@@ -127,6 +129,8 @@ def _is_exact(node: ir.Node, arrays: list[Array]) -> bool:
         return first.dtype.kind != "f" or not np.isnan(first).any()
     if first.dtype.kind not in "iu" or not first.size:
         return True
+    if node.op_type in {"Max", "Min"}:
+        return all(array.min(initial=0) >= -HALF and array.max(initial=0) < HALF for array in arrays)
     numbers, most = np.abs(first.astype(np.float64)), 0.0
     with np.errstate(over="ignore"):
         if node.op_type == "Pow":
@@ -139,7 +143,7 @@ def _is_exact(node: ir.Node, arrays: list[Array]) -> bool:
             most = np.maximum(numbers, 1).prod()
         elif node.op_type == "ReduceSum":
             most = numbers.sum()
-    return bool(most < min(_EXACT, np.iinfo(first.dtype).max))
+    return bool(most < min(EXACT, np.iinfo(first.dtype).max))
 
 
 def _marks_each_row(one_hot: ir.Node) -> bool:

@@ -11,12 +11,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import accumulate
 from typing import TypeAlias, TypeGuard
 
 import numpy as np
 
 from sharding.common.arrays import Array
-from sharding.graph.fold import ENDS
+from sharding.graph.fold import ENDS, EXACT, HALF
 from sharding.graph.symbols import MADE_UP, is_made_up
 from sharding.onnx_files.attributes import integers
 from sharding.rules.base import Dim
@@ -268,7 +269,7 @@ def _divide(x: Element, y: Element) -> Element:
 
 
 def _reduced(operation: Callable[[Element, Element], Element]) -> Operation:
-    """All elements of a vector in one."""
+    """All elements of a vector in one. ONNX Runtime adds and multiplies them as floating point."""
 
     def apply(attributes: Mapping[str, object], inputs: Sequence[Known | None]) -> Known | None:
         data, given = inputs[0], attributes.get("axes", inputs[1] if len(inputs) > 1 else ())
@@ -277,6 +278,8 @@ def _reduced(operation: Callable[[Element, Element], Element]) -> Operation:
             return None
         if not axes.size and attributes.get("noop_with_empty_axes"):
             return data
+        if any(isinstance(item, int) and abs(item) >= EXACT for item in accumulate(data.flat, operation)):
+            return None
         whole = known([reduce(operation, data.flat)])
         return whole if data.ndim and attributes.get("keepdims", 1) else whole.reshape(())
 
@@ -287,7 +290,9 @@ def _chosen(choice: Callable[[int, int], int]) -> Callable[[Element, Element], E
     """The greatest or least of two; of a length and another number nobody knows which it is."""
 
     def choose(x: Element, y: Element) -> Element:
-        return choice(x, y) if isinstance(x, int) and isinstance(y, int) else x if x == y else None
+        if isinstance(x, int) and isinstance(y, int) and min(x, y) >= -HALF and max(x, y) < HALF:
+            return choice(x, y)
+        return x if x == y else None
 
     return choose
 

@@ -12,8 +12,9 @@ so is as long as it likes.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sharding.graph.values import shape_of
@@ -25,10 +26,13 @@ if TYPE_CHECKING:
 
 MADE_UP = "unk__"
 """How onnx's inference names lengths that it knows nothing of."""
+NUMBERED = re.compile(rf"{MADE_UP}(\d+)")
 _MARK = "\x1f"
 _TOLD_APART = re.compile(rf"{_MARK}\d+")
 _NO_PRODUCT = "\x1e"
 """Stands for the mark of products in a name."""
+_OWN = "\x1d"
+"""Before a name of the file's own that reads as if inference had made it up: tf2onnx names axes so."""
 
 
 def tell_apart(graph: ir.Graph) -> None:
@@ -42,8 +46,8 @@ def tell_apart(graph: ir.Graph) -> None:
         shape = shape_of(value)
         if shape is None:
             continue
-        axes = list(shape)
-        for index, axis in enumerate(shape):
+        axes = [f"{_OWN}{axis}" if is_made_up(axis) else axis for axis in shape]
+        for index, axis in enumerate(axes):
             if isinstance(axis, str) and axis in seen:
                 axes[index] = f"{axis.replace(MARK, _NO_PRODUCT)}{_MARK}{len(seen)}"
             if isinstance(axes[index], str):
@@ -59,12 +63,26 @@ def shown_shape(value: ir.Value | None) -> tuple[Dim, ...] | None:
 
 def shown(axis: Dim) -> Dim:
     """An axis as the file names it, or a product of such."""
-    return _TOLD_APART.sub("", axis).replace(_NO_PRODUCT, MARK) if isinstance(axis, str) else axis
+    if not isinstance(axis, str):
+        return axis
+    return _TOLD_APART.sub("", axis).replace(_NO_PRODUCT, MARK).replace(_OWN, "")
 
 
 def is_made_up(axis: Dim) -> bool:
     """Whether inference made up this symbol, for a length that it does not know."""
     return isinstance(axis, str) and axis.startswith(MADE_UP)
+
+
+def made_up_names(values: Iterable[ir.Value]) -> Iterator[str]:
+    """Further names as onnx's inference makes up, behind those that the shapes of ``values`` have."""
+    taken = [
+        int(number)
+        for value in values
+        for axis in shape_of(value) or ()
+        if isinstance(axis, str) and MADE_UP in axis
+        for number in NUMBERED.findall(axis)
+    ]
+    return (f"{MADE_UP}{number}" for number in itertools.count(max(taken, default=-1) + 1))
 
 
 def all_known(shape: Sequence[Dim]) -> bool:

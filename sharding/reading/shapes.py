@@ -19,7 +19,7 @@ from sharding.graph import body_shapes, contrib_shapes, flow_shapes, node_types,
 from sharding.graph.demanded_lengths import demand
 from sharding.graph.fold import evaluate, small_constant
 from sharding.graph.open_lengths import refine, refine_inputs
-from sharding.graph.symbols import is_made_up
+from sharding.graph.symbols import is_made_up, made_up_names
 from sharding.graph.values import plain_attribute, replace_by_constant, shape_of, subgraphs
 from sharding.onnx_files import walk
 from sharding.onnx_files.attributes import integer
@@ -175,6 +175,7 @@ class _Completion:
         self.opsets = model.opset_imports
         self.known: dict[ir.Value, Known] = {}
         self.changed = set(changed)
+        self._names = made_up_names(value for node in self.graph for value in node.outputs)
 
     def run(self) -> None:
         for node in list(self.graph):
@@ -283,6 +284,19 @@ class _Completion:
         if vague or any(value in self.changed for value in node.inputs):
             self.changed.update(value for value in node.outputs if self._infer_node(node, value))
         self.changed |= refine(node)
+        if elements is None:
+            self._name_lengths(node)
+
+    def _name_lengths(self, node: ir.Node) -> None:
+        """Makes up names for lengths of which nothing is known, as onnx's inference does for most: so they
+        can be followed through products and shape arithmetic."""
+        import onnx_ir as ir
+
+        for value in node.outputs:
+            shape = shape_of(value)
+            if shape is not None and None in shape:
+                value.shape = ir.Shape([next(self._names) if axis is None else axis for axis in shape])
+                self.changed.add(value)
 
     def _infer_node(self, node: ir.Node, value: ir.Value) -> bool:
         inferred = self._reshaped(node)

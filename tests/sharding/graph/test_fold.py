@@ -139,6 +139,8 @@ def test_folded_casts(tmp_path: Path, to: int) -> None:
             "h = Shape(x) t = Slice(h, s, last, zero, minus)", {"s": [3]}, id="Slice of a shape to an end"
         ),
         pytest.param("t = ReduceSum(a)", {"a": np.asarray([(1 << 53) + 1, 2])}, id="ReduceSum"),
+        pytest.param("t = Max(a, b)", {"a": np.asarray([8, 29]), "b": np.asarray(1 << 31)}, id="Max"),
+        pytest.param("t = Min(a, b)", {"a": np.asarray([8, 29]), "b": np.asarray(1 << 31)}, id="Min"),
         pytest.param(
             "t = OneHot(a, b, c)",
             {"a": np.asarray([1, 3, -3, -4, 7]), "b": np.asarray(3), "c": np.asarray([0, 5])},

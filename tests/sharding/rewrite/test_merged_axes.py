@@ -115,6 +115,44 @@ def test_products_of_three_axes(tmp_path: Path, batch: str, merge: str) -> None:
     _expert(path, tmp_path, {"x": graphs.array(rows, 5, WIDTH)})
 
 
+MASKED = """g (float[BATCH, seq, 32] x, float[rows, 1, 1, columns] mask) => (float[BATCH, seq, 32] y) {
+  sx = Shape(x) both = Add(one, one) ls = Slice(sx, zero, both) heads = Concat<axis = 0>(ls, heads_, size_)
+  q0 = MatMul(x, wq) q1 = Reshape(q0, heads)
+  k0 = MatMul(x, wk) k1 = Reshape(k0, heads)
+  v0 = MatMul(x, wv) v1 = Reshape(v0, heads) v2 = Transpose<perm = [0, 2, 1, 3]>(v1)
+  s = Einsum<equation = "aecd,abcd->acbe">(k1, q1) a = Add(s, mask) p = Softmax<axis = -1>(a)
+  sp = Shape(p) lead = Slice(sp, zero, two) all = ReduceProd(lead) last = Slice(sp, two, four)
+  sv = Shape(v2) leadv = Slice(sv, zero, two) allv = ReduceProd(leadv) lastv = Slice(sv, two, four)
+  pshape = Concat<axis = 0>(all, last) pm = Reshape(p, pshape)
+  vshape = Concat<axis = 0>(allv, lastv) vm = Reshape(v2, vshape)
+  c = MatMul(pm, vm)
+  most = Max(lead, leadv) rows0 = Slice(sp, two, three) apart = Concat<axis = 0>(most, rows0, size_)
+  ca = Reshape(c, apart) ct = Transpose<perm = [0, 2, 1, 3]>(ca) cf = Reshape(ct, flat)
+  y = MatMul(cf, wo)
+}"""
+
+
+@pytest.mark.parametrize("names", ["batch seq rows columns", "unk__1 unk__2 unk__3 unk__4"])
+def test_a_mask_whose_lengths_are_its_own(tmp_path: Path, names: str) -> None:
+    """Added to scores it leaves lengths that nothing is known of; they are followed all the same. tf2onnx
+    names the axes of inputs as inference names such lengths."""
+    text = MASKED.replace("BATCH", "batch").replace("mask = ", "mask=")
+    for mine, own in zip(["batch", "seq", "rows", "columns"], names.split(), strict=True):
+        text = text.replace(f"[{mine},", f"[{own},").replace(f", {mine},", f", {own},")
+        text = text.replace(f", {mine}]", f", {own}]")
+    numbers = _numbers() | {name: np.array([value]) for name, value in (("three", 3), ("four", 4))}
+    numbers["two"] = np.array([2])
+    path = graphs.save(tmp_path / "model.onnx", text, _weights() | numbers, opset=18)
+    shapes = [shape_of(value) for node in read_model(path).model.graph for value in node.outputs]
+    assert all(shape is not None and None not in shape for shape in shapes)
+    x = graphs.array(2, 5, WIDTH)
+    for rows in (2, 1):
+        feeds = {"x": x, "mask": graphs.array(rows, 1, 1, 5)}
+        _expert(path, tmp_path / str(rows), feeds)
+    shape = sharding.read_manifest(tmp_path / "1" / "slices").inputs[1].shape
+    assert list(shape) == [names.split()[2], 1, 1, names.split()[3]]
+
+
 EMPTY_BATCH, EMPTY_SEQUENCE, BOTH_EMPTY = (0, 5, WIDTH), (2, 0, WIDTH), (0, 0, WIDTH)
 EMPTY = {
     # With an axis of length 0, no other length can be worked out.
