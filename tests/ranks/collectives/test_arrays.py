@@ -94,7 +94,8 @@ def test_what_is_exchanged() -> None:
 
 
 PEERS: list[tuple[Any, bool]] = [
-    (0, True), (2, True), (np.int64(2), True), (1, False), (3, False), (-1, False), ("0", False), (0.0, False),
+    (0, True), (2, True), (np.int64(2), True), (1, False), (3, False), (-1, False), ("0", False),
+    (0.0, False),
 ]  # fmt: skip
 
 
