@@ -137,8 +137,10 @@ def test_what_is_joined_to_a_cache_says_its_last_axis() -> None:
     nodes = [
         helper.make_node("Concat", ["past", "new"], ["grown"], axis=2),
         helper.make_node("Concat", ["flat", "more"], ["longer"], axis=1),
+        helper.make_node("Add", ["past", "wide"], ["sum"]),
     ]
     inputs = [value("past", "b", 4, "p", None), value("new", "b", 4, "n", 24), value("more", "b", "n", 5)]
+    inputs.append(value("wide", "b", 4, "p", 99))
     made = model(nodes, [*inputs, value("flat", "b", "p", None)], [value("grown"), value("longer")], {})
     pairs = [StatePair("past", "grown", 2, "append"), StatePair("flat", "longer", 1, "append")]
     assert head_sizes(made, pairs) == {"past": 24}  # of heads there are four axes
