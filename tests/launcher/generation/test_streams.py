@@ -78,9 +78,10 @@ def test_once_it_is_cancelled_nothing_more_is_read() -> None:
     made, _ = stream(lambda: told.append(1))
     made.put(event(0))
     with made:
-        pass
-    made.cancel()
+        assert not made.cancelled and not told
     assert told == [1] and made.cancelled and not made.waits
+    made.cancel()
+    assert told == [1]
     with pytest.raises(StopIteration):
         made._next()
     made.end(ValueError("too late"))
