@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ranks.common import sources
+from ranks.common.settings import VARIABLES
 
 OF_RANKS = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "RANK_ID", "DEVICE_ID"),
@@ -21,6 +22,13 @@ OF_USERS = (
 def test_what_says_who_a_rank_is(name: str) -> None:
     assert sources.identifies(name)
     assert sources.clean({name: "1", "HOME": "/"}) == {"HOME": "/"}
+
+
+def test_what_is_of_one_job_goes_and_a_user_s_settings_stay() -> None:
+    environ = {item.name: "1" for item in VARIABLES}
+    kept = {item.name for item in VARIABLES if not item.of_one_job}
+    assert {"SHARDRUN_THREADS", "SHARDRUN_TIMEOUT"} <= kept < environ.keys()
+    assert sources.clean(environ).keys() == sources.alone(environ).keys() == kept
 
 
 @pytest.mark.parametrize("name", OF_USERS)

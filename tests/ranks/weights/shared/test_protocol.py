@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,12 @@ from ranks.errors import WeightsError
 from ranks.weights.shared import protocol
 
 
-def count_open() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+def is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture
@@ -56,11 +59,10 @@ def test_what_is_packed_is_unpacked(files: list[int]) -> None:
 def test_parts_that_do_not_fit_together(told: Any, files: list[int]) -> None:
     """What was taken until then is closed; the rest is left to who received it."""
     _, descriptors, _ = protocol.pack({"a": ({}, files[:1])})
-    before = count_open()
     rest = list(descriptors)
     with pytest.raises(WeightsError, match="sent parts that do not fit together"):
         protocol.unpack(told, rest)
-    assert count_open() == before - (len(descriptors) - len(rest))
+    assert [is_open(one) for one in descriptors] == [one in rest for one in descriptors]
     for descriptor in rest:
         if descriptor not in files:
             os.close(descriptor)
@@ -84,10 +86,17 @@ def test_a_description_that_is_too_long(monkeypatch: pytest.MonkeyPatch, files: 
 
 def test_more_descriptors_than_a_packet_holds(monkeypatch: pytest.MonkeyPatch, files: list[int]) -> None:
     monkeypatch.setattr(protocol, "MOST_DESCRIPTORS", 6)
-    before = count_open()
+    made: list[int] = []
+    known = protocol._memory_file
+
+    def memory_file(content: bytes) -> int:
+        made.append(known(content))
+        return made[-1]
+
+    monkeypatch.setattr(protocol, "_memory_file", memory_file)
     with pytest.raises(WeightsError, match="6 descriptors do not fit into one packet"):
         protocol.pack({"a": ({}, files[:2]), "b": ({}, files[2:4])})
-    assert count_open() == before
+    assert len(made) == 2 and not any(map(is_open, made)) and all(map(is_open, files))
     _, descriptors, made = protocol.pack({"a": ({}, files[:2]), "b": ({}, files[2:3])})
     assert len(descriptors) == 5
     for descriptor in made:
