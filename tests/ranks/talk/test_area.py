@@ -54,6 +54,7 @@ def test_an_area_is_used_again_as_long_as_it_is_large_enough() -> None:
         numbers.append(writer.number(0))
         assert bytes(reader.views(numbers[-1], [size])[0]) == buffer
     assert numbers[0] == numbers[1] != numbers[2] == numbers[3]
+    assert len(reader._current) == 1  # the first area is let go
 
 
 def test_slots_do_not_meet() -> None:

@@ -32,6 +32,7 @@ CASES: list[tuple[onnx.SparseTensorProto, Any]] = [
     (tensor(np.float32([5, 6]), [1, 3], [2, 2]), [[0, 5], [0, 6]]),
     (tensor(np.float32([5, 6]), [[0, 1], [1, 1]], [2, 2]), [[0, 5], [0, 6]]),
     (tensor(np.int8([7]), [2], [3]), [0, 0, 7]),
+    (tensor(np.int8([7]), [0], [3]), [7, 0, 0]),
     (tensor(np.float64([]), np.zeros(0, np.int64), [1, 2]), [[0, 0]]),
     (tensor(np.float64([]), np.zeros((0, 2), np.int64), [1, 2]), [[0, 0]]),
     (tensor(np.array([True]), [[0, 1]], [1, 2]), [[False, True]]),

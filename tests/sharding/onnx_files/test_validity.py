@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -132,6 +133,7 @@ GOOD: list[Callable[[onnx.ModelProto], object]] = [
     lambda m: None,
     lambda m: setattr(m, "ir_version", 1),
     lambda m: setattr(m, "ir_version", MAX_VERSION),
+    lambda m: setattr(m.opset_import[0], "version", 1),
     lambda m: setattr(m.opset_import[0], "version", MAX_VERSION),
     lambda m: m.graph.input.add(name="w"),  # a weight's default, which has its type
     lambda m: elsewhere(m, location="a", offset="0", length="8", checksum="?"),
@@ -159,7 +161,11 @@ def test_what_can_be_written_in_two_ways_is_written_in_one() -> None:
     unknown.type.tensor_type.shape.dim.add(dim_value=3)
     given = made.graph.output.add(name="x")
     given.type.tensor_type.elem_type = onnx.TensorProto.INT64
+    sparse = made.graph.sparse_initializer.add(dims=[3])
+    sparse.values.CopyFrom(onnx.numpy_helper.from_array(np.float32([5]), "sparse"))
+    sparse.indices.CopyFrom(onnx.numpy_helper.from_array(np.array([1])))
     check(made, Path("m.onnx"))
+    assert not made.graph.sparse_initializer and made.graph.initializer[-1].name == "sparse"
     assert [(item.domain, item.version) for item in made.opset_import] == [("", 19), ("mine", 2)]
     assert [(item.domain, item.version) for item in function.opset_import] == [("", 18)]
     assert [node.domain for node in (*made.graph.node, *function.node)] == ["", "mine", ""]
