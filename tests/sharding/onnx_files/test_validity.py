@@ -11,7 +11,7 @@ import pytest
 
 import sharding
 from sharding.errors import ModelError
-from sharding.onnx_files.validity import MAX_VERSION, check, demand_text, first_cause
+from sharding.onnx_files.validity import MAX_VERSION, check, check_nodes, demand_text, first_cause
 
 
 @pytest.mark.parametrize("axes", [-1, -2, -(1 << 62)])
@@ -189,3 +189,46 @@ def test_names_that_are_no_text(place: str) -> None:
     made.ParseFromString(made.SerializeToString().replace(b"QQQQ", b"\xff\xfe\xfd\xfc"))
     with pytest.raises(ModelError, match=rf"^m\.onnx is damaged: a text in it \({place}\) is not UTF-8"):
         demand_text(made, Path("m.onnx"))
+
+
+def of_node(node: onnx.NodeProto, opset: int = 18) -> onnx.ModelProto:
+    graph = onnx.helper.make_graph([node], "g", [], [])
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+
+
+def constant_elsewhere(op: str) -> onnx.NodeProto:
+    node = onnx.helper.make_node(op, ["s"] if op == "ConstantOfShape" else [], ["y"])
+    node.attribute.add(name="value", type=onnx.AttributeProto.TENSOR)
+    node.attribute[0].t.CopyFrom(onnx.TensorProto(data_type=1, dims=[1]))
+    node.attribute[0].t.data_location = onnx.TensorProto.EXTERNAL
+    node.attribute[0].t.external_data.add(key="location", value="w.data")
+    return node
+
+
+BODY = onnx.helper.make_graph([onnx.helper.make_node("Neg", ["outer"], ["z"])], "b", [], [])
+NODES: list[tuple[onnx.ModelProto, str]] = [
+    (of_node(onnx.helper.make_node("Add", ["a", "b"], ["y"])), ""),
+    (of_node(onnx.helper.make_node("Add", ["a"], ["y"])), "has input size 1 not in range"),
+    (of_node(onnx.helper.make_node("Add", ["a"], ["y"], domain="mine")), ""),
+    (of_node(onnx.helper.make_node("If", ["c"], ["y"], then_branch=BODY, else_branch=BODY)), ""),
+    (of_node(onnx.helper.make_node("If", ["c"], ["y"])), "Required attribute"),
+    (of_node(onnx.helper.make_node("Add", ["a"], ["y"], body=BODY)), "is not valid: node 'Add': "),
+    (of_node(constant_elsewhere("Constant")), ""),
+    (of_node(constant_elsewhere("ConstantOfShape")), ""),
+    (of_node(onnx.helper.make_node("Constant", ["x"], ["y"], value_int=1)), "has input size 1 not in range"),
+    (of_node(onnx.helper.make_node("LayerNormalization", ["x"], ["y"]), 16), ""),
+    (of_node(onnx.helper.make_node("LayerNormalization", ["x"], ["y"]), 17), "has input size 1 not in range"),
+    (of_node(onnx.helper.make_node("GatherND", ["x", "i"], ["y"], batch_dims=0)), ""),
+    (of_node(onnx.helper.make_node("GatherND", ["x", "i"], ["y"], batch_dims=-1)), "0 or more, found -1"),
+    (of_node(onnx.helper.make_node("GroupNormalization", ["x", "s", "b"], ["y"], num_groups=1), 21), ""),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), NODES)
+def test_nodes_as_their_operators_demand_them(given: onnx.ModelProto, message: str) -> None:
+    """But for what onnx's checker cannot see: outer values of bodies, data in other files."""
+    if not message:
+        check_nodes(given, Path("m.onnx"))
+        return
+    with pytest.raises(ModelError, match=message):
+        check_nodes(given, Path("m.onnx"))
