@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher import cli
 from ranks.errors import IdentityError
 from ranks.identity.rank_file import identity_from_table
-from sharding.common.documents import DocumentError, parse, read_document
+from sharding.common.documents import MAX_DEPTH, DocumentError, parse, quote, read_document
 
 VALUES = {
     '!!int ""': '"" is no integer', '!!float ""': '"" is no number', '!!bool ""': '"" is no truth value',
@@ -69,3 +70,80 @@ def test_a_few_lines_that_stand_for_gigabytes(tmp_path: Path) -> None:
     path.write_text("\n".join(lines))
     with pytest.raises(IdentityError, match="anchors and aliases are not allowed"):
         identity_from_table(path, 0)
+
+
+PLAIN = {
+    "1:30": "1:30", "22:22": "22:22", "1:30.5": "1:30.5", "2020-01-01 10:00:00": "2020-01-01 10:00:00",
+    "10": 10, "1_000": 1000, "0x10": 16, "1.5": 1.5, "yes": True, "~": None, "'<<'": "<<",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "value"), PLAIN.items())
+def test_times_and_dates_are_text(text: str, value: object) -> None:
+    found = parse(text, "yaml")
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "opens", "closes"), [("yaml", "[", "]"), ("json", "[", "]"), ("json", '{"a":', "}")]
+)
+def test_how_deep_data_may_be_nested(kind: Any, opens: str, closes: str) -> None:
+    deepest = f"{opens * MAX_DEPTH}1{closes * MAX_DEPTH}"
+    assert parse(deepest, kind)
+    with pytest.raises(RecursionError):
+        parse(f"{opens}{deepest}{closes}", kind)
+    beside = ", ".join(["[[1]]"] * (MAX_DEPTH + 1))
+    assert parse(f"[{beside}]", kind) == [[[1]]] * (MAX_DEPTH + 1)
+
+
+def test_a_key_that_would_merge_is_meant_where_it_is_in_quotes() -> None:
+    assert parse("'<<': 1", "yaml") == {"<<": 1}
+    with pytest.raises(ValueError, match="<< merges what anchors name"):
+        parse("<<: {a: 1}", "yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": 1, "a": 2}', 'the key "a" is given twice in one object'),
+        ("NaN", r"\$: expected a finite number, found nan"),
+        ('{"a": [0, Infinity]}', r"\$\.a\[1\]: expected a finite number, found inf"),
+        ('{"a": "\\ud800"}', r"\$\.a: this text holds half of a surrogate pair"),
+        ('{"\\ud800": 1}', r"a key at \$: this text holds half"),
+        ("[" + "9" * 5000 + "]", "has more digits than a number may have"),
+    ],
+)
+def test_json_that_is_not_plain(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as error:
+        parse(text, "json")
+    assert "\n" not in str(error.value) and len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("a.json", "[1]", "json"), ("a.JSON", "[1]", "json"), ("a.yaml", '{"a": 1}', "yaml"),
+        ("a.yml", "[1]", "yaml"), ("a", ' {"a": 1}', "json"), ("a.conf", "[1]", "yaml"), ("a", "", "yaml"),
+    ],
+)  # fmt: skip
+def test_the_name_says_which_it_is_else_the_first_character(
+    tmp_path: Path, name: str, text: str, kind: str
+) -> None:
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert read_document(tmp_path / name, "file")[1] == kind
+
+
+def test_how_large_a_file_may_be(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('"' + "x" * 98 + '"')
+    assert read_document(path, "file", max_bytes=100)[0] == "x" * 98
+    with pytest.raises(DocumentError, match="a file has at most 99 bytes, found 100"):
+        read_document(path, "file", max_bytes=99)
+    path.write_bytes(b'"\xff"')
+    with pytest.raises(DocumentError, match="UTF-8 text, found another byte at offset 1"):
+        read_document(path, "file")
+
+
+@pytest.mark.parametrize(("length", "shown"), [(8, '"xxxxxxxx"'), (9, '"xxxxxx...')])
+def test_what_messages_quote_is_cut(length: int, shown: str) -> None:
+    assert quote("x" * length, 10) == shown and len(shown) == 10

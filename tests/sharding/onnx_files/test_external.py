@@ -53,6 +53,24 @@ def test_what_tensors_use_of_a_file(used: list[tuple[int, int]], joined: list[tu
     assert extents(graph) == {"m.data": joined}
 
 
+OTHERS: list[tuple[dict[str, str], list[tuple[int, int | None]]]] = [
+    ({"length": "10"}, [(0, 10)]),
+    ({"offset": "5"}, [(5, None)]),
+    ({"offset": "5", "length": "0"}, [(5, None)]),
+    ({"offset": "5", "length": "10", "checksum": "x", "basepath": "y"}, [(5, 15)]),
+    ({"offset": "5", "length": "10", "prepacked_0": "9|3"}, [(0, None)]),
+    ({"offset": "-5", "length": "10"}, []),
+    ({"offset": "x"}, [(0, None)]),
+]
+
+
+@pytest.mark.parametrize(("told", "used"), OTHERS)
+def test_what_one_tensor_uses_of_a_file(told: dict[str, str], used: list[tuple[int, int | None]]) -> None:
+    """All of it from there on, where it is not said how much."""
+    graph = onnx.GraphProto(initializer=[tensor(location="m.data", **told), tensor(location="../other")])
+    assert extents(graph) == {"m.data": used}
+
+
 @pytest.mark.parametrize(
     ("told", "place"),
     [
