@@ -45,3 +45,7 @@ def test_a_line_as_json() -> None:
     assert record(None, "", None, " x ") | {"time": 0} == {
         "time": 0, "rank": None, "host": "", "stream": None, "line": " x "
     }  # fmt: skip
+
+
+def test_one_rank_alone_is_what_is_shown_where_nothing_is_said() -> None:
+    assert Shown().bare and Shown().line(0, "stderr", "x") == "x\n"
