@@ -13,15 +13,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+pytest.importorskip("grpc", reason="gRPC's package is not installed")
+
+from launcher.errors import ConfigError, ShardrunError
+from launcher.serving.grpc.calls import Conversation, _request_of, code_of
 from launcher.serving.refusals import RefusalError
 from launcher.serving.upkeep.versions import check_pattern
 from launcher.serving.upkeep.weights import holds_weights, of_bytes, of_file
 from ranks.common.tensors import TensorSpec
-
-grpc = pytest.importorskip("grpc", reason="gRPC's package is not installed")
-
-from launcher.errors import ConfigError, ShardrunError
-from launcher.serving.grpc.calls import Conversation, _request_of, code_of
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ from launcher.serving.models import Numbers, State
 from launcher.serving.page import _shown
 from launcher.serving.parsing.pace import LARGE
 from launcher.serving.refusals import RefusalError
+from launcher.serving.seeing import traces as seen
 from ranks.common.tensors import OBJECT, TensorSpec
 
 UNUSED: Any = None
@@ -400,3 +401,25 @@ def test_json_that_no_stream_can_write() -> None:
     with pytest.raises(ValueError, match="Out of range"):
         json_response([float("nan")])
     assert CLOSED == 499 and HEADER == "inference-header-content-length"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "exported"),
+    [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:1", 1),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://localhost:1", 1),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "", 0),
+        ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://localhost:1", 0),
+    ],
+)
+def test_spans_are_sent_where_a_collector_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, exported: int
+) -> None:
+    pytest.importorskip("opentelemetry.trace", reason="the package of spans is not installed")
+    begun: list[None] = []
+    monkeypatch.setattr(seen, "_export", lambda: begun.append(None))
+    for other in (*seen._ENDPOINTS, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, value)
+    seen.traces_here()
+    assert len(begun) == exported

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, LaunchError
 from launcher.job.options import OPTIONS
 from launcher.job.places.placement import Placement
 from launcher.job.rank_table import make_rank_table
@@ -148,3 +148,54 @@ def test_what_cannot_be_chosen() -> None:
 )
 def test_what_a_starter_can(starter: str, hosts: bool, mpi: bool, given: list[str], fits: bool) -> None:
     assert OWN[starter].fits(hosts=hosts, mpi=mpi, given=given) is fits
+
+
+def test_an_mpirun_is_one_that_may_be_run_and_ours_comes_last(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own, python = tmp_path / "own" / "bin", tmp_path / "python"
+    folders = [tmp_path / name for name in ("none", "first", "second")]
+    for folder in (*folders, own, python):
+        folder.mkdir(parents=True)
+    for path, mode in (
+        (folders[0] / "mpirun", 0o644), (folders[1] / "mpiexec", 0o755), (folders[2] / "mpirun", 0o755),
+        (folders[2] / "mpiexec", 0o755), (own / "mpirun", 0o755), (python / "mpirun", 0o755),
+    ):  # fmt: skip
+        path.touch()
+        path.chmod(mode)
+    (folders[1] / "mpirun").mkdir()
+    monkeypatch.setattr(mpirun.sys, "prefix", str(tmp_path / "own"))
+    monkeypatch.setattr(mpirun.sys, "executable", str(python / "python"))
+    monkeypatch.setenv("PATH", ":".join(["", str(own), *map(str, folders), str(python)]))
+    assert list(mpirun.candidates()) == [
+        (folders[1] / "mpiexec", True), (folders[2] / "mpirun", True), (folders[2] / "mpiexec", True),
+        (own / "mpirun", False), (python / "mpirun", False),
+    ]  # fmt: skip
+    monkeypatch.setenv("PATH", str(folders[0]))
+    (own / "mpirun").unlink()
+    (python / "mpirun").unlink()
+    with pytest.raises(LaunchError, match="There is no mpirun on PATH or beside this Python"):
+        mpirun.find()
+
+
+@pytest.mark.parametrize(
+    ("places", "found"),
+    [
+        ([], None),
+        (["lib/libmpi.so"], "lib/libmpi.so"),
+        (["lib/libmpi.so", "lib/libmpi.so.40"], "lib/libmpi.so.40"),
+        (["lib64/libmpi.so.40", "lib/libmpich.so.12"], "lib/libmpich.so.12"),
+        (["lib/release/libmpi.so.12"], "lib/release/libmpi.so.12"),
+        (["lib/x86_64-linux-gnu/libmpich.so.12"], "lib/x86_64-linux-gnu/libmpich.so.12"),
+        (["libmpi.so"], None),
+    ],
+)
+def test_the_library_of_an_mpirun(tmp_path: Path, places: list[str], found: str | None) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "mpirun").touch()
+    for place in places:
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).touch()
+    (tmp_path / "link").symlink_to(tmp_path / "bin" / "mpirun")
+    for path in (tmp_path / "bin" / "mpirun", tmp_path / "link"):
+        assert mpirun._library(path) == (None if found is None else tmp_path / found)

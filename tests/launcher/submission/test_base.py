@@ -113,8 +113,10 @@ def test_what_slurm_is_told() -> None:
 def test_how_slurm_starts_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "kind_of_mpi", lambda submission: "pmix")
     text = _run(asked(cpus=3, image="i m", container="pyxis"))
-    begin = "srun --label --kill-on-bad-exit=1 --export=ALL --mpi=pmix --cpus-per-task=3 --container-image='i m' sh -c"
-    assert text.startswith(begin) and "apptainer" not in text
+    own = "--mpi=pmix --cpus-per-task=3 --container-image='i m' sh -c"
+    assert (
+        text.startswith(f"srun --label --kill-on-bad-exit=1 --export=ALL {own}") and "apptainer" not in text
+    )
     assert "apptainer exec 'i m' shardrun run /m.onnx" in _run(asked(image="i m"))
     assert "singularity exec --nv i " in _run(asked(image="i", container="singularity", gpus=Gpus(1)))
 
@@ -172,5 +174,6 @@ def test_what_a_script_sets_up(tmp_path: Path) -> None:
 def test_paths_that_ranks_are_told() -> None:
     job = Job(model=Path("m"), against=Path("a"), inputs=("x=y=in.npy", "all.npz"))
     assert paths_of(job) == [
-        ("the model", Path("m")), ("--against", Path("a")), ("--input", Path("in.npy")), ("--input", Path("all.npz"))
+        ("the model", Path("m")), ("--against", Path("a")), ("--input", Path("in.npy")),
+        ("--input", Path("all.npz")),
     ]  # fmt: skip
