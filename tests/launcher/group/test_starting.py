@@ -254,3 +254,21 @@ def test_each_graph_of_a_language_model_has_its_logs_and_a_draft_one_rank(
         with language.load_language_model("m", options=asked, ranks=2, logs=shown, **more) as made:
             assert made.draft == ("d" if draft else None)
         assert [one[:4] for one in started] == logs and {one[4] for one in started} == {sums}
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (Start(), 1),
+        (Start(launcher="mpirun"), 1),
+        (Start(launcher="local"), 0),  # which is asked for this pod alone
+        (Start(placement=Placement(nodes=2)), 0),
+    ],
+)
+def test_a_pod_that_knows_no_others_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: Start, said: int
+) -> None:
+    monkeypatch.setattr("launcher.job.places.allocation.lone_pod", lambda: "3")
+    monkeypatch.setattr("launcher.job.places.allocation.find", lambda environ: None)
+    assert _on_hosts(how, 2) is how
+    assert [record.getMessage()[:13] for record in caplog.records] == ["this is pod 3"] * said

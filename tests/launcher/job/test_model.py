@@ -12,7 +12,9 @@ from launcher.job.decryption import check_key, read_key
 from launcher.job.inputs import show_shape
 from launcher.job.job import Job
 from launcher.job.model import Loadable, asked_by, world_size
+from launcher.job.precision import check, computed, parse_entry, parse_plan
 from ranks.common.settings import WEIGHTS
+from ranks.precision.request import Asked
 from sharding.common.encryption import MODES
 from sharding.slices.mesh import Mesh
 from tests.launcher.cli_tools import save_mlp
@@ -131,3 +133,44 @@ def test_options_that_only_a_starter_follows() -> None:
 )
 def test_shapes_as_text(shape: list[Any], known: dict[str, int] | None, shown: str) -> None:
     assert show_shape(shape, known) == shown
+
+
+@pytest.mark.parametrize(
+    ("asked", "target", "types"),
+    [
+        (None, "cpu", set()),
+        (None, "gpu", {"tf32"}),
+        (None, "ascend", set()),
+        (Asked("enforce_fp32"), "gpu", set()),
+        (Asked("enforce_origin"), "gpu", {"tf32"}),
+        (Asked("enforce_fp16"), "gpu", {"float16"}),
+        (Asked("preferred_fp16"), "ascend", {"float16"}),
+        (Asked("enforce_fp16"), "cpu", set()),
+        (Asked("", (("MatMul", "float16"),)), "cpu", {"float16"}),
+        (Asked("", (("MatMul", "float32"),)), "cpu", set()),
+        (Asked("enforce_fp32", (("MatMul", "float16"),)), "gpu", {"float16"}),
+    ],
+)
+def test_types_that_a_model_is_made_to_compute_in(asked: Asked | None, target: str, types: set[str]) -> None:
+    assert computed(asked, target) == types
+
+
+def test_entries_of_execution_plans() -> None:
+    assert parse_entry("a=b = FLOAT16 ") == ("a=b", "float16")
+    assert parse_entry("MatMul=data_type:float32") == ("MatMul", "float32")
+    assert parse_plan(["a=float16", "b=float32", "a=float16"]) == {"a": "float16", "b": "float32"}
+    for wrong in ("float16", "=float16", "a=float64", "a=", "a=xfloat16"):
+        with pytest.raises(ConfigError, match=r"expected NAME=float16 or NAME=float32"):
+            parse_entry(wrong)
+    with pytest.raises(ConfigError, match=r"'a' is given twice, with two types"):
+        parse_plan(["a=float16", "a=float32"])
+
+
+def test_modes_and_plans_that_cannot_be() -> None:
+    check(Job())
+    check(Job(target="gpu", precision_mode="preferred_fp16"))
+    with pytest.raises(ConfigError, match=r"no mode of the target cpu: expected one of"):
+        check(Job(precision_mode="preferred_optimal"))
+    check(Job(execution_plan={"n" * 90_000: "float16"}))
+    with pytest.raises(ConfigError, match=r"the plan has 1 entries, together longer than 100000"):
+        check(Job(execution_plan={"n" * 100_001: "float16"}))
