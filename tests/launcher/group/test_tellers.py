@@ -1,4 +1,4 @@
-"""Who is told of answers, and of errors: futures, runs, and ranks of which some could not compute a request."""
+"""Who is told of answers, and of errors: futures, runs, and ranks that could not compute a request."""
 
 from __future__ import annotations
 
