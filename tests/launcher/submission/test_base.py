@@ -9,9 +9,10 @@ import pytest
 
 from launcher.errors import ConfigError, LaunchError
 from launcher.job.job import Job
-from launcher.submission import base
+from launcher.submission import base, manifests
 from launcher.submission.base import Status, Submission
 from launcher.submission.command import arguments, contained, paths_of, quoted, setup
+from launcher.submission.manifests import indexed_job
 from launcher.submission.options import Gpus, SubmitOptions
 from launcher.submission.systems import slurm
 from launcher.submission.systems.slurm import Slurm, _directives, _run
@@ -177,3 +178,14 @@ def test_paths_that_ranks_are_told() -> None:
         ("the model", Path("m")), ("--against", Path("a")), ("--input", Path("in.npy")),
         ("--input", Path("all.npz")),
     ]  # fmt: skip
+
+
+def test_a_pod_is_started_again_where_that_is_asked_for() -> None:
+    def spec(**options: Any) -> Any:
+        made = indexed_job(asked(3, image="i", **options))
+        return next(one["spec"] for one in made if one["kind"] == "Job")
+
+    once, again = spec(), spec(requeue=True, time=90)
+    assert (once["completions"], once["parallelism"], once["completionMode"]) == (3, 3, "Indexed")
+    assert once["backoffLimit"] == 0 and again["backoffLimit"] == 3 * manifests._RETRIES > 0
+    assert again["activeDeadlineSeconds"] == 90 and "activeDeadlineSeconds" not in once
