@@ -84,7 +84,11 @@ def test_a_prompt_and_small_letters() -> None:
         ([SIZE], f"there is no token {SIZE}: expected ids from 0 to {SIZE - 1}"),
         ([-1, SIZE], "there is no token -1"),
         ([1] * 9, "expected at most 8 tokens, found 9"),
-        ("1 " * (4 * TOKEN_CHARACTERS + 1), f"the text has {8 * TOKEN_CHARACTERS + 1} characters, far more"),
+        pytest.param(
+            "1 " * (4 * TOKEN_CHARACTERS + 1),
+            f"the text has {8 * TOKEN_CHARACTERS + 1} characters, far more",
+            id="long",
+        ),
     ],
 )
 def test_texts_that_are_refused(text: Any, message: str) -> None:

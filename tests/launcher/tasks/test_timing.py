@@ -276,3 +276,11 @@ def test_what_is_said_of_all_files(
     assert found == {
         "files": 3, "done": 0, "before": 0, "skipped": 2, "ranks": 2, "restarts": 4, "written": "out"
     }  # fmt: skip
+
+
+def test_the_first_error_is_the_one_that_is_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Though what was asked with it fails too."""
+    made = a_batch(monkeypatch, tmp_path, "a.npy", "b.npy", "c.npy", keep_going=False)
+    with pytest.raises(PredictError, match=r"a\.npy: one$"):
+        made.run(Model(PredictError("one"), PredictError("two")))
+    assert [path.stem for path in (tmp_path / "out").iterdir()] == ["c"]  # what was asked before is written
