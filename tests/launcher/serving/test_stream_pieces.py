@@ -47,7 +47,7 @@ def streamed(
         taken = [(prompt, UNUSED) for prompt in prompts]
         return [part async for part in _pieces(model, asked, answer, taken, echoed or [""] * len(prompts))]
 
-    parts = asyncio.run(read())
+    parts = asyncio.run(asyncio.wait_for(read(), 20))
     assert all(part.startswith(b"data: ") and part.endswith(b"\n\n") for part in parts)
     texts = [part[6:-2].decode() for part in parts]
     if texts[-1] == "[DONE]":
