@@ -107,15 +107,16 @@ def tensor_of(value: onnx.ValueInfoProto) -> Tensor:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         return value.name, (kind or "unknown").removesuffix("_type"), ()
-    return value.name, _dtype(value.type.tensor_type.elem_type), declared_shape(value.type)
+    return value.name, dtype_name(value.type.tensor_type.elem_type), declared_shape(value.type)
 
 
 def _weight(tensor: onnx.TensorProto) -> tuple[str, str, tuple[int, ...], int]:
-    dtype, shape = _dtype(tensor.data_type), tuple(tensor.dims)
+    dtype, shape = dtype_name(tensor.data_type), tuple(tensor.dims)
     return tensor.name, dtype, shape, tensor_bytes(dtype, shape, {})
 
 
-def _dtype(number: int) -> str:
+def dtype_name(number: int) -> str:
+    """ONNX's name of an element type, as it is shown."""
     import onnx
 
     try:

@@ -339,7 +339,8 @@ def _route(request: Request) -> str:
     """A request's path with the names of its parts in place of what clients wrote."""
     path = str(request.scope["path"])
     for name, value in request.path_params.items():
-        path = path.replace(f"/{value}", f"/{{{name}}}", 1)
+        # Behind what is called like it: a name may be the beginning of anything else, as "m" is of "models".
+        path = path.replace(f"/{name}s/{value}", f"/{name}s/{{{name}}}", 1)
     return path
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 
 import pytest
 
+from launcher.common import exits
 from launcher.common.exits import EXIT_FAILED, EXIT_USAGE, EXIT_VERIFY, exit_code, report
+from launcher.common.signals import ENDING, HungUp, Terminated
 from launcher.errors import ConfigError, LaunchError, RankFailedError, VerifyError
 from ranks.errors import ModelError, ShardrunError
 
@@ -73,3 +76,70 @@ def test_an_error_is_reported_where_run_all_cannot_be_told(
 )
 def test_exit_codes_of_errors(error: ShardrunError, code: int) -> None:
     assert exit_code(error) == code
+
+
+DEBUG = "(run with --debug for the traceback)"
+
+
+def named(number: int, name: str = "x") -> OSError:
+    return OSError(number, os.strerror(number), name)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (HungUp(), 129, "hung up: its terminal or session was closed"),
+        (Terminated(), 143, "terminated"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (SystemExit("words"), 1, f"internal error: rank 1: SystemExit: words {DEBUG}"),
+        (LaunchError("one\ntwo"), 1, "error: rank 1: one\ntwo"),  # its lines are meant
+        (RankFailedError("one\ntwo"), 1, "error: rank 1: one\ntwo"),
+        (ConfigError("a\nb"), 2, "error: rank 1: a\\nb"),  # a part of some name
+        (BrokenPipeError(), 1, ""),
+        (named(errno.ENOENT), 2, "error: rank 1: x: No such file or directory"),
+        (named(errno.EIO), 1, "error: rank 1: x: Input/output error"),
+        (MemoryError("no more"), 1, None),
+        (KeyError("a\nb"), 1, f"internal error: rank 1: KeyError: 'a\\nb' {DEBUG}"),
+        (ValueError("a\n  b"), 1, f"internal error: rank 1: ValueError: a b {DEBUG}"),
+    ],
+)  # fmt: skip
+def test_every_kind_of_end(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    said: str | None,
+) -> None:
+    monkeypatch.setattr(ENDING, "came", [])
+    monkeypatch.setattr(exits, "drop_output", lambda: None)
+    assert report(error, "rank 1: ") == code
+    shown = capsys.readouterr().err
+    if said is None:
+        assert shown.startswith("shardrun: error: rank 1: MemoryError: no more: ")
+    else:
+        assert shown == (f"shardrun: {said}\n" if said else "")
+
+
+@pytest.mark.parametrize(
+    ("came", "code"),
+    [
+        ([signal.SIGINT], 130),
+        ([signal.SIGTERM], 143),
+        ([signal.SIGHUP], 129),
+        ([signal.SIGHUP, signal.SIGTERM], 143),
+        ([signal.SIGINT, signal.SIGHUP], 129),
+    ],
+)
+def test_a_library_may_have_made_another_error_of_a_signal(
+    monkeypatch: pytest.MonkeyPatch, came: list[int], code: int
+) -> None:
+    monkeypatch.setattr(ENDING, "came", came)
+    assert report(ImportError("half a module")) == code
+
+
+def test_run_all_says_itself_that_it_was_terminated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ENDING, "came", [])
+    monkeypatch.setenv("SHARDRUN_RUN_ALL", "1:5")
+    assert report(Terminated()) == 143 and capsys.readouterr().err == ""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from launcher.common.programs import SilentError, ask
+from launcher.common.programs import SilentError, ask, last_line
 from ranks.common.processes import status
 from tests.ranks.threads import until
 
@@ -24,3 +25,16 @@ def test_one_that_is_silent_ends_with_what_it_started(tmp_path: Path) -> None:
     with pytest.raises(SilentError, match=r"`sh` gave no answer within 0\.2 s"):
         ask("sh", "-c", f"sleep 100 & echo $! > {tmp_path / 'pid'}; wait", seconds=0.2)
     until(lambda: status(int((tmp_path / "pid").read_text())) is None)
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "why"),
+    [
+        ("out", "first\n  last \n\n", "last"),
+        ("first\nlast\n", " \n", "last"),
+        ("", "", "exit code 7"),
+        ("", "x" * 400, "x" * 300),
+    ],
+)
+def test_why_a_program_failed(out: str, err: str, why: str) -> None:
+    assert last_line(subprocess.CompletedProcess((), 7, out, err)) == why

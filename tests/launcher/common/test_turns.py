@@ -44,3 +44,24 @@ def test_who_gives_up_leaves_no_turn_behind(gone: str, left: list[str]) -> None:
         assert len(turns) == 3
     assert taken(turns) == left
     assert len(turns) == 0
+
+
+def test_who_says_nothing_of_priority_is_put_and_removed_alike() -> None:
+    turns: Turns[str] = Turns()
+    turns.put("later", "a", 1)
+    turns.put("first", "a")
+    assert list(turns) and taken(turns)[0] == "first"
+    turns.put("gone")
+    turns.remove("gone")
+    turns.remove("gone")
+    assert len(turns) == 0 and turns.take() is None
+
+
+def test_who_does_not_fit_keeps_its_place_and_lets_nobody_by() -> None:
+    turns: Turns[str] = Turns()
+    for item in ("a1", "b1", "a2"):
+        turns.put(item, item[0])
+    turns.put("c1", "c", 1)
+    assert turns.take_if(lambda item: item != "a1") is None and len(turns) == 4
+    assert turns.take_if(lambda item: item == "a1") == "a1"
+    assert taken(turns) == ["b1", "a2", "c1"]

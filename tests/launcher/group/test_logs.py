@@ -152,3 +152,24 @@ def test_the_plan_of_a_job(tmp_path: Path) -> None:
     done = shardrun("run", made, "--launcher", "local", "--log-dir", "logs", "--quiet", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "logs" / "plan.json").read_bytes() == (made / "manifest.json").read_bytes()
+
+
+def test_logs_of_one_of_several_groups() -> None:
+    whole = Logs(log_dir=Path("a"), tee=(0, 2, 3), log_json=True)
+    assert whole.of_one("draft") == Logs(Path("a/draft"), (0, 2, 3), log_json=True)
+    assert whole.of_one("draft", 3) == Logs(Path("a/draft"), (0, 2), log_json=True)
+    assert Logs().of_one("draft", 1) == Logs()
+    assert whole.log_dir == Path("a")
+
+
+def test_a_folder_for_logs_is_made_and_an_empty_one_is_taken(tmp_path: Path) -> None:
+    Logs(log_dir=tmp_path / "a" / "b", tee=(1,)).check(2)
+    assert (tmp_path / "a" / "b").is_dir()
+    Logs(log_dir=tmp_path / "a" / "b").check(2)
+    Logs(tee=()).check(1)
+    with pytest.raises(ConfigError, match=r"--tee 1: expected ranks from 0 to 0, found 1: there is 1 rank"):
+        Logs(tee=(1,)).check(1)
+    taken = Logs(log_dir=tmp_path / "a").unwritable(FileExistsError(errno.EEXIST, "x"))
+    assert "expected a new or empty folder" in str(taken)
+    full = Logs(log_dir=tmp_path / "a").unwritable(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    assert "cannot write there: No space left" in str(full)

@@ -104,3 +104,9 @@ def test_a_name_of_a_megabyte_is_read_at_once(piece: str) -> None:
     name = piece * (10**6 // len(piece)) + "!"
     (layer,) = by_layer([Used("", "MatMul", [name], ["y"])], [name])
     assert layer.weights == [name]
+
+
+def test_what_is_only_added_begins_a_layer_where_nothing_came_before() -> None:
+    nodes = [Used("", "Add", ["x", "shift"], ["a"]), Used("", "Mul", ["a", "factor"], ["b"])]
+    (layer,) = by_layer(nodes, {"shift", "factor"})
+    assert (layer.name, layer.weights) == ("shift", ["shift", "factor"])

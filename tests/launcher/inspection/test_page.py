@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.inspection.inspection import Inspection, Layer, Talk, Weight
-from launcher.inspection.page import render
+from launcher.inspection.page import MAX_COLUMNS, _columns, describe_mesh, render
 from sharding.slices.mesh import Mesh
 from sharding.slices.placement import REPLICATED, Split
 
@@ -117,3 +118,41 @@ def test_the_page_refers_to_nothing_outside_itself() -> None:
     text = render(inspection(Mesh.of(tensor=2)))
     assert not {"src", "href"} & {key for key, _ in Page(text).attributes}
     assert "url(" not in text and "@import" not in text and "<script" not in text
+
+
+@pytest.mark.parametrize(
+    ("mesh", "micro", "dims", "said"),
+    [
+        (Mesh.of(tensor=1), 1, {}, "1 rank; bytes sent are for a batch of 1 and 64 for other symbols"),
+        (Mesh.of(tensor=2), 1, {"b": 3}, "2 ranks (2 tensor); bytes sent are for b=3"),
+        (
+            Mesh.of(pipeline=2, tensor=2),
+            2,
+            {"b": 3, "s": 4},
+            "4 ranks (2 pipeline × 2 tensor), 2 micro-batches; bytes sent are for b=3, s=4",
+        ),
+    ],
+)
+def test_what_a_mesh_is(mesh: Mesh, micro: int, dims: dict[str, int], said: str) -> None:
+    assert describe_mesh(replace(inspection(mesh), micro_batches=micro, dims=dims)) == said
+
+
+@pytest.mark.parametrize(
+    ("mesh", "title", "places"),
+    [
+        (Mesh.of(tensor=MAX_COLUMNS), "rank 0", [f"tensor {rank}" for rank in range(MAX_COLUMNS)]),
+        (Mesh.of(tensor=MAX_COLUMNS + 1), "every rank", [f"{MAX_COLUMNS + 1} ranks"]),
+        (Mesh.of(pipeline=2, tensor=MAX_COLUMNS), "stage 0", [f"{MAX_COLUMNS} ranks"] * 2),
+        (Mesh.of(data=2, tensor=1), "rank 0", ["data 0", "data 1"]),
+    ],
+)
+def test_many_ranks_alike_share_a_column(mesh: Mesh, title: str, places: list[str]) -> None:
+    columns = _columns(inspection(mesh))
+    assert columns[0].title == title and [column.place for column in columns] == places
+
+
+def test_a_warning_is_shown_and_nothing_is_not() -> None:
+    plain = inspection(Mesh.of(tensor=2))
+    assert "Warning" not in render(plain) and "hold a large weight whole" in render(plain)
+    text = render(replace(plain, warning="a < b", whole={}))
+    assert "<strong>Warning:</strong> a &lt; b." in text and "hold a large weight whole" not in text

@@ -22,6 +22,7 @@ from launcher.job.places.host_list import parse_hosts, read_hostfile
 from launcher.job.places.placement import Placement, Places, parse_bind, parse_variables, parse_words
 from launcher.job.rank_table import make_rank_table
 from launcher.job.start_arguments import Start, rank_environment
+from sharding.common.bounds import MAX_RANKS
 from sharding.common.ranges import in_ranges, parse_ranges
 
 SLURM = {
@@ -430,3 +431,33 @@ def test_what_binds_no_ranks(text: str) -> None:
         ConfigError, match=r"expected none, cores, numa, or a list of cores such as .*, found"
     ):
         parse_bind(text)
+
+
+def test_as_many_ranks_as_there_may_be() -> None:
+    most = ((f"h{number}", None) for number in range(2))
+    assert parse_hosts(f"a:{MAX_RANKS}") == (("a", MAX_RANKS),)
+    assert parse_hosts(f"a:{MAX_RANKS - 2},h0,h1")[1:] == tuple(most)
+    for text in (f"a:{MAX_RANKS - 1},h0,h1", f"a:{MAX_RANKS + 1}"):
+        with pytest.raises(ConfigError, match=str(MAX_RANKS)):
+            parse_hosts(text)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "tasks", "ranks", "room"),
+    [
+        ((("a", 2), ("b", 3)), None, 5, 5),
+        ((("a", None), ("b", 3)), None, 4, None),
+        ((("a", 2), ("b", 3)), 2, 2, 5),
+        ((("a", None), ("b", None)), None, 2, None),
+    ],
+)
+def test_how_many_ranks_hosts_are_for(hosts: Any, tasks: int | None, ranks: int, room: int | None) -> None:
+    places = Places("--hosts", hosts, tasks)
+    assert (places.ranks, places.room) == (ranks, room)
+
+
+def test_all_hosts_have_some_ranks_before_one_has_more() -> None:
+    places = Places("--hosts", (("a", 1), ("b", 5), ("c", 3)))
+    assert places.spread(5) == [("a", 1), ("b", 2), ("c", 2)]
+    assert places.spread(9) == [("a", 1), ("b", 5), ("c", 3)]
+    assert Places("Slurm job 1", (("a", 1), ("b", 2)), 3).spread(8) == [("a", 4), ("b", 4)]

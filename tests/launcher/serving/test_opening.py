@@ -166,3 +166,22 @@ def test_a_log_of_requests_is_written_to_standard_error(capsys: pytest.CaptureFi
         log.handlers[:], log.level, log.propagate = before
         log.setLevel(log.level)  # what is known of levels is forgotten
     assert capsys.readouterr() == ("", '{"status": 200}\n')
+
+
+@pytest.mark.parametrize("name", ["bert", "a b", "ä", "...", "v1.2"])
+def test_names_of_models(name: str) -> None:
+    assert opening._is_name(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/", "a\nb", 3, None])
+def test_what_is_no_name_of_a_model(name: object) -> None:
+    """It is a part of paths."""
+    assert not opening._is_name(name)
+
+
+def test_a_model_has_the_name_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert opening.name_of(Path("a/bert.v2.onnx")) == "bert.v2"
+    assert (
+        opening.name_of(Path()) == tmp_path.name.partition(".")[0] and opening.name_of(Path("/")) == "model"
+    )

@@ -254,3 +254,20 @@ def test_only_lengths_for_which_rows_are_apart_are_joined(length: int, joined: i
         return len(batch.requests)
 
     assert asyncio.run(count()) == joined
+
+
+def test_requests_that_name_their_inputs_in_another_order_are_joined() -> None:
+    first, second = feeds(8, 0), feeds(8, 1)
+    batch = asyncio.run(filled([first, {"mask": second["mask"], "ids": second["ids"]}]))
+    assert len(batch.requests) == 2
+    np.testing.assert_array_equal(batch.feeds()["ids"], np.concatenate([first["ids"], second["ids"]]))
+    np.testing.assert_array_equal(batch.feeds()["mask"], np.concatenate([first["mask"], second["mask"]]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "joined"), [([3, 4, 1], 3), ([3, 5], 2), ([3, 6], 1), ([8, 1], 1), ([9, 1], 1)]
+)
+def test_no_more_rows_are_joined_than_there_may_be(rows: list[int], joined: int) -> None:
+    """Of eight; a single request may have more."""
+    batch = asyncio.run(filled([feeds(4, seed, count) for seed, count in enumerate(rows)]))
+    assert len(batch.requests) == joined and batch.rows == sum(rows[:joined])

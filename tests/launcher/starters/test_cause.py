@@ -132,3 +132,51 @@ def test_a_rank_that_left_in_order_before_it_was_done() -> None:
     ):  # fmt: skip
         assert str(cause.launcher_error(other, gone)).startswith("mpirun ended with exit code 1 ")
     assert str(cause.launcher_error(launched, None)).startswith("mpirun ended with exit code 1 ")
+
+
+@pytest.mark.parametrize(
+    ("known", "heard", "kept"),
+    [
+        (None, Ended(0, None), 1),
+        (Ended(0, None, "the connection ended"), Ended(0, 3), 1),  # a code says more
+        (Ended(0, 3), Ended(0, None, "the connection ended"), 0),
+        (Ended(0, 3), Ended(0, 4), 0),  # what came first
+        (Ended(0, 9, heard=True), Ended(0, 3), 1),  # who saw it
+        (Ended(0, 9, heard=True), Ended(0, None), 0),
+        (Ended(0, 3), Ended(0, 9, heard=True), 0),
+        (Ended(0, 9, heard=True), Ended(0, 4, heard=True), 0),
+        (Ended(0, 9, heard=True), Ended(0, 4, "its node failed", heard=True), 1),
+    ],
+)
+def test_which_word_of_an_end_is_kept(known: Ended | None, heard: Ended, kept: int) -> None:
+    trouble = Trouble(0, "h", ended=known)
+    trouble.end(heard)
+    assert trouble.ended is (known, heard)[kept]
+
+
+SAYS = [
+    (Trouble(0, "h"), "gave_up"),
+    (Trouble(0, "h", OWN), "told"),
+    (misses(0, 1), "told secondary"),
+    (ended(0, 3), "told unexplained gave_up"),
+    (ended(0, 0), "told crashed"),  # before it was done
+    (ended(0, None), "gave_up"),
+    (ended(0, None, why="its node failed"), "told gave_up"),
+    (ended(0, -signal.SIGSEGV), "told crashed"),
+    (ended(0, -signal.SIGABRT), "told gave_up"),
+    (ended(0, KILLED), "told gave_up"),
+    (ended(0, KILLED, heard=True), "told gave_up heard_killed"),
+    (ended(0, -signal.SIGINT, heard=True), "told gave_up"),
+    (ended(0, 3, why=ITSELF), "told itself"),
+    (Trouble(0, "h", OWN, Ended(0, -signal.SIGSEGV)), "told"),
+    (Trouble(0, "h", OWN, Ended(0, KILLED, heard=True)), "told"),
+]
+
+
+@pytest.mark.parametrize(("trouble", "words"), SAYS)
+def test_what_is_known_of_an_end(trouble: Trouble, words: str) -> None:
+    names = ("told", "secondary", "unexplained", "crashed", "heard_killed", "itself")
+    found = {name for name in names if getattr(trouble, name)}
+    found |= {"gave_up"} if trouble.gave_up(lambda rank: rank == 0) else set()
+    assert found == set(words.split())
+    assert not trouble.gave_up(lambda rank: False)

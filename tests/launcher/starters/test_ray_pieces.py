@@ -15,7 +15,7 @@ import pytest
 from launcher.errors import LaunchError
 from launcher.job.rank_table import make_rank_table
 from launcher.starters import ray_cluster
-from launcher.starters.ray import _Remote
+from launcher.starters.ray import _Remote, why_gone
 from launcher.starters.ray_cluster import Actor, Room, _handlers_kept
 
 NODES = [
@@ -222,3 +222,22 @@ def test_ray_takes_no_handler_of_ours() -> None:
         sys.excepthook = print
         raise KeyError
     assert (signal.getsignal(signal.SIGTERM), sys.excepthook) == before
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("The actor died because its node has died. Node IP: 1.2.3.4", "its Ray node has died"),
+        ("Node died", "its Ray node has died"),
+        ("The actor x is unavailable: y", "its Ray actor, or the Ray node that this was on, is gone"),
+        ("killed by `ray.kill`", "its Ray actor was killed by ray.kill"),
+        (
+            "died unexpectedly. Worker exit detail: Worker is killed by SIGKILL. Some common causes are: x",
+            "its Ray actor has died (Worker is killed by SIGKILL)",
+        ),
+        ("x" * 300 + ".", f"its Ray actor has died ({'x' * 200})"),
+        ("other words.", "its Ray actor has died (other words)"),
+    ],
+)
+def test_why_an_actor_is_gone(said: str, why: str) -> None:
+    assert why_gone(said) == why

@@ -310,3 +310,37 @@ def test_an_ssh_that_ends_without_a_word() -> None:
     assert told.startswith("host b cannot be reached over ssh, or the connection to it was lost,")
     told = str(cause.launcher_error(cause.Launched("agent", 255, [], False, ["b"])))
     assert told.startswith("agent ended with exit code 255 before the ranks had started")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said", "told"),
+    [
+        (["b"], "No route", "host b cannot be reached over ssh (No route), so mpirun starts no ranks there"),
+        (["b"], "", "host b cannot be reached over ssh, or the connection to it was lost, so mpirun starts"),
+        (["b", "c"], "", "one of the hosts b, c cannot be reached over ssh, or the connection"),
+        ([f"h{number}" for number in range(9)], "", "one of the hosts h0, h1, h2, h3, h4, h5, h6, h7 cannot"),
+    ],
+)
+def test_hosts_that_are_not_reached(hosts: list[str], said: str, told: str) -> None:
+    text = words.sentence("mpirun", hosts, said)
+    assert text.startswith(told) and f"that `ssh {hosts[0]}` connects without a question" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "tail", "code", "told"),
+    [
+        ("ssh", [], 255, "cannot be reached over ssh"),
+        ("ssh", [], 1, ""),
+        ("mpirun", [], 255, ""),
+        ("ssh", ["something else"], 255, ""),
+        (
+            "mpirun",
+            ["bash: line 1: python3: command not found"],
+            1,
+            "what it needs there (python3: command not",
+        ),
+    ],
+)
+def test_when_nothing_has_begun(name: str, tail: list[str], code: int, told: str) -> None:
+    found = words.not_begun(name, tail, ["b"], code)
+    assert told in found and bool(found) is bool(told)
