@@ -11,6 +11,7 @@ import errno
 import io
 import os
 import signal
+import stat
 import sys
 
 from launcher.common.signals import ENDING, HungUp, Terminated
@@ -61,7 +62,7 @@ def report(error: BaseException, where: str = "") -> int:
         )
     if isinstance(error, OSError) and error.errno in _DEVICE_FULL:
         # What is written to a file that is open already fails without a name, too.
-        if not _output_is_full():
+        if not _output_is_full(error.errno):
             said = f"a file cannot be written: {error.strerror} (run with --debug to see where)"
             return _say(f"error: {where}{said}", EXIT_FAILED)
         drop_output()
@@ -109,14 +110,28 @@ def prepare_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stream
 
 
-def _output_is_full() -> bool:
+def _output_is_full(code: int) -> bool:
     """Whether standard output cannot be written: what it could not take is still to be, unless it keeps
-    nothing (``python -u``)."""
+    nothing (``python -u``). Then what it is says whether it can have failed by this code."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
         return True
-    return isinstance(getattr(sys.stdout, "buffer", None), io.RawIOBase)
+    return isinstance(getattr(sys.stdout, "buffer", None), io.RawIOBase) and _may_fail(code)
+
+
+def _may_fail(code: int) -> bool:
+    """Whether standard output can have failed so: pipes and terminals are never full."""
+    if code != errno.ENOSPC:
+        return True
+    try:
+        number = sys.stdout.fileno()
+        kind = os.fstat(number).st_mode
+        if stat.S_ISREG(kind):
+            return os.fstatvfs(number).f_bavail == 0
+    except (OSError, ValueError):
+        return True
+    return not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(number))
 
 
 def drop_output() -> None:

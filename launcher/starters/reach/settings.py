@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 _SECONDS = 5.0
+_BATCH = "batchmode"
 _READ = re.compile(r"^debug1: Reading configuration data (.+?)\r?$", re.MULTILINE)
 
 
@@ -21,15 +22,26 @@ def set_for(
     it, none."""
     if not hosts:
         return {}
-    # Asked for, since a default may hang on another option: Debian's ssh has one with BatchMode.
-    defaults, _ = _asked([*command, "-F", "none"], hosts[0], names, environ)
-    found, files = _asked([*command, "-v"], hosts[0], names, environ)
+    asked = {*names, _BATCH}
+    found, files = _asked([*command, "-v"], hosts[0], asked, environ)
     said = {hosts[0]: found}
     # One more process for each host only where they may differ.
-    differ = any(_speaks_of(Path(file), names) for file in files)
+    differ = any(_speaks_of(Path(file), asked) for file in files)
     for host in hosts[1:]:
-        said[host] = _asked(command, host, names, environ)[0] if differ else found
-    return {host: frozenset(dict(one.items() - defaults.items())) for host, one in said.items()}
+        said[host] = _asked(command, host, asked, environ)[0] if differ else found
+    # Asked for, since a default may hang on another option: Debian's ssh has one with BatchMode, which may
+    # stand in the files too.
+    without = [*command, "-F", "none"]
+    defaults = {}
+    for batch in {one.get(_BATCH, "") for one in said.values()}:
+        more = ("-o", f"{_BATCH}={batch}") if batch else ()
+        defaults[batch] = _asked([*without, *more], hosts[0], names, environ)[0]
+    return {
+        host: frozenset(
+            name for name in names if name in one and one[name] != defaults[one.get(_BATCH, "")].get(name)
+        )
+        for host, one in said.items()
+    }
 
 
 def _asked(

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+<<<<<<< HEAD
 import signal
+=======
+import subprocess
+>>>>>>> f
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +46,21 @@ def test_a_full_disk_is_not_taken_for_standard_output(capsys: pytest.CaptureFixt
     assert shown.err == (
         "shardrun: error: rank 1 on host a: a file cannot be written: No space left on device (run with "
         "--debug to see where)\n"
+    )
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_nor_where_standard_output_keeps_nothing(tmp_path: Path, kind: str) -> None:
+    """Under PYTHONUNBUFFERED, as in many containers, nothing is left that could be tried again."""
+    with (tmp_path / "out").open("w") as out:
+        done = subprocess.run(
+            [sys.executable, "-u", "-c", "import errno, launcher.common.exits as exits\n"
+             "exits.report(OSError(errno.ENOSPC, 'No space left on device'))"],
+            stdout=out if kind == "file" else subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60,
+            check=True,
+        )  # fmt: skip
+    assert done.stderr == (
+        "shardrun: error: a file cannot be written: No space left on device (run with --debug to see where)\n"
     )
 
 

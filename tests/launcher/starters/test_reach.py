@@ -122,6 +122,9 @@ def test_what_sshs_files_say_is_kept(tmp_path: Path) -> None:
     }  # fmt: skip
     batch = patience.options(["near", "far", "slow"], [*ssh, "-o", "BatchMode=yes"])
     assert batch == found  # though Debian's ssh has another default with it
+    quiet = tmp_path / "quiet"
+    quiet.write_text(f"{file.read_text()}Host near slow\n  BatchMode yes\n")
+    assert patience.options(["near", "far", "slow"], ["ssh", "-F", str(quiet)]) == found
     assert patience.options(["near"], ["/nonexistent/ssh"]) == {"near": patience.OPTIONS}
     agent, path = " ".join(ssh), {"PATH": os.environ["PATH"]}
     for hosts, ours in ((["near"], OURS), (["near", "far"], LIVING), (["far", "slow"], "")):
