@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-<<<<<<< HEAD
 import signal
-=======
 import subprocess
->>>>>>> f
 import sys
 from pathlib import Path
 
