@@ -99,7 +99,7 @@ def signature(model: onnx.ModelProto) -> tuple[tuple[Tensor, ...], tuple[Tensor,
 
 def listed_weights(model: onnx.ModelProto) -> tuple[tuple[str, str, tuple[int, ...], int], ...]:
     """Name, element type, shape and bytes of a model's weights, the largest first."""
-    return tuple(sorted(map(_weight, model.graph.initializer), key=lambda weight: (-weight[3], weight[0])))
+    return tuple(sorted(map(weight_of, model.graph.initializer), key=lambda weight: (-weight[3], weight[0])))
 
 
 def tensor_of(value: onnx.ValueInfoProto) -> Tensor:
@@ -107,16 +107,16 @@ def tensor_of(value: onnx.ValueInfoProto) -> Tensor:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         return value.name, (kind or "unknown").removesuffix("_type"), ()
-    return value.name, dtype_name(value.type.tensor_type.elem_type), declared_shape(value.type)
+    return value.name, _dtype(value.type.tensor_type.elem_type), declared_shape(value.type)
 
 
-def _weight(tensor: onnx.TensorProto) -> tuple[str, str, tuple[int, ...], int]:
-    dtype, shape = dtype_name(tensor.data_type), tuple(tensor.dims)
+def weight_of(tensor: onnx.TensorProto) -> tuple[str, str, tuple[int, ...], int]:
+    """An initializer's name, element type, shape and bytes."""
+    dtype, shape = _dtype(tensor.data_type), tuple(tensor.dims)
     return tensor.name, dtype, shape, tensor_bytes(dtype, shape, {})
 
 
-def dtype_name(number: int) -> str:
-    """ONNX's name of an element type, as it is shown."""
+def _dtype(number: int) -> str:
     import onnx
 
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -157,19 +155,13 @@ def read_rank_model(path: Path, key: Key | None = None) -> onnx.ModelProto:
 
 def _weight(item: onnx.TensorProto) -> WeightEntry:
     """Type, shape and bytes of an initializer; how it is placed is not known."""
-    from launcher.inspection.model_summary import dtype_name
+    from launcher.inspection.model_summary import weight_of
     from ranks.common.tensors import element_dtype
     from sharding.slices.manifest import WeightEntry
 
-    dtype, shape = element_dtype(item.data_type), tuple(int(axis) for axis in item.dims)
-    name = dtype.name
-    if not dtype.hasobject:
-        bits = 8 * dtype.itemsize
-    else:  # a text, or one of those that numpy lacks, such as int4 and float4e2m1
-        name = dtype_name(item.data_type)
-        found = re.match(r"u?(?:int|float)(\d+)", name)
-        bits = int(found[1]) if found else 0
-    return WeightEntry("", name, shape, -(-math.prod(shape) * bits // 8))
+    _, name, shape, size = weight_of(item)
+    dtype = element_dtype(item.data_type)  # numpy's name, but of a text and of what numpy lacks, such as int4
+    return WeightEntry("", name if dtype.hasobject else dtype.name, shape, size)
 
 
 def _tensor(item: onnx.ValueInfoProto) -> TensorEntry:

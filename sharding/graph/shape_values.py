@@ -278,9 +278,10 @@ def _reduced(operation: Callable[[Element, Element], Element]) -> Operation:
             return None
         if not axes.size and attributes.get("noop_with_empty_axes"):
             return data
-        if any(isinstance(item, int) and abs(item) >= EXACT for item in accumulate(data.flat, operation)):
+        steps = np.fromiter(accumulate(data.flat, operation), object)
+        if any(isinstance(item, int) and abs(item) >= EXACT for item in steps):
             return None
-        whole = known([reduce(operation, data.flat)])
+        whole = steps[-1:]
         return whole if data.ndim and attributes.get("keepdims", 1) else whole.reshape(())
 
     return apply

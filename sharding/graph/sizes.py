@@ -79,13 +79,15 @@ class Sizes:
 ITEM_BYTES = {"float64": 8, "int64": 8, "uint64": 8, "float16": 2, "bfloat16": 2, "int16": 2, "uint16": 2}
 ITEM_BYTES |= {"int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16, "string": 0}
 DEFAULT_ITEM_BYTES = 4
+_PACKED = {"int4": 2, "uint4": 2, "float4e2m1": 2, "int2": 4, "uint2": 4}
+"""Elements of types that are smaller than a byte, in one."""
 
 
 def tensor_bytes(dtype: str, shape: Sequence[int | str | None], dims: Mapping[str, int]) -> int:
     """Bytes of a tensor; a symbol that ``dims`` does not name counts as in the solver's cost."""
     count = Sizes(dims).count(shape)
-    if dtype in {"int4", "uint4", "float4e2m1"}:
-        return (count + 1) // 2
+    if (packed := _PACKED.get(dtype)) is not None:
+        return -(-count // packed)
     return count * (1 if dtype.startswith("float8") else ITEM_BYTES.get(dtype, DEFAULT_ITEM_BYTES))
 
 

@@ -56,7 +56,8 @@ def test_a_known_length_may_make_a_product_larger() -> None:
     [
         ("float32", 40), ("int32", 40), ("float64", 80), ("int64", 80), ("uint64", 80), ("float16", 20),
         ("bfloat16", 20), ("int16", 20), ("int8", 10), ("uint8", 10), ("bool", 10), ("complex64", 80),
-        ("complex128", 160), ("string", 0), ("int4", 5), ("uint4", 5), ("float8_e4m3fn", 10), ("odd", 40),
+        ("complex128", 160), ("string", 0), ("int4", 5), ("uint4", 5), ("int2", 3), ("uint2", 3),
+        ("float8_e4m3fn", 10), ("odd", 40),
     ],
 )  # fmt: skip
 def test_bytes_of_ten_elements(dtype: str, size: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -21,14 +21,11 @@ ROUNDING = ("none", "trunc", "floor")
 
 def binary(b: Builder, node: Node, op_type: str, x: Operand, y: Operand) -> Value:
     """An operator of ONNX's on two operands in their common type."""
-    if op_type in _BEYOND:
-        pair = b.promoted(x, y)
-        if pair[0].dtype.name in {"uint32", "uint64"}:
-            return b.op(op_type, pair)
-        first, second = common(b, node, x, y)
-        return further(b, op_type, first, second)
-    first, second = common(b, node, x, y)
-    return b.op(op_type, [first, second])
+    pair = b.promoted(x, y)
+    if op_type in _BEYOND and pair[0].dtype.name in {"uint32", "uint64"}:
+        return b.op(op_type, pair)
+    first, second = _computed(b, node, pair)
+    return further(b, op_type, first, second) if op_type in _BEYOND else b.op(op_type, [first, second])
 
 
 _BEYOND = {"Max": "Greater", "Min": "Less"}
@@ -44,7 +41,11 @@ def further(b: Builder, op_type: str, first: Value, second: Value) -> Value:
 
 def common(b: Builder, node: Node, x: Operand, y: Operand) -> list[Value]:
     """Both in the type to compute in; a floating-point result decides where both operands are integers."""
-    pair = [b.computable(item) for item in b.promoted(x, y)]
+    return _computed(b, node, b.promoted(x, y))
+
+
+def _computed(b: Builder, node: Node, promoted: Sequence[Value]) -> list[Value]:
+    pair = [b.computable(item) for item in promoted]
     if node.result is not None and is_float(node.result.dtype) and not is_float(pair[0].dtype):
         wanted = node.result.dtype if node.result.dtype.kind == "f" else FLOAT32
         return [b.cast(item, wanted) for item in pair]
