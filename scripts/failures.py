@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests import clusters  # noqa: E402  # the path above is needed first
+from tests.failures import deaths as known  # noqa: E402
 from tests.failures import page, records  # noqa: E402
 from tests.failures.deaths import DEATHS, HOSTS, MPIS, QUICK, STARTERS, Death, left_out  # noqa: E402
 from tests.failures.jobs import Jobs  # noqa: E402
@@ -47,6 +48,10 @@ def main() -> int:
     for name in MPIS:
         parser.add_argument(f"--{name}", type=Path, metavar="DIR")
     parser.add_argument("--minutes", type=float, default=0.0, metavar="M")
+    parser.add_argument(
+        "--start", type=float, default=known.START_SECONDS, metavar="S",
+        help="when a cable is cut at the start (default: %(default)g s after it)",
+    )  # fmt: skip
     parser.add_argument("--part", default="1/1", metavar="K/N")
     parser.add_argument(
         "--records",
@@ -105,7 +110,7 @@ def run(cells: list[Cell], args: argparse.Namespace, kept: records.Records) -> l
         with clusters.hosts(folder / "hosts") as hosts:
             slurm = None if clusters.missing(slurm=True) else clusters.Slurm(hosts)
             mpis = {MPIS[name]: place for name in MPIS if (place := getattr(args, name))}
-            jobs = Jobs(hosts, folder, slices.make_slices(folder / "slices"), mpis, slurm)
+            jobs = Jobs(hosts, folder, slices.make_slices(folder / "slices"), mpis, slurm, start=args.start)
             for starter in STARTERS:
                 if why := jobs.missing(starter):
                     print(f"left out, {starter}: {why}")

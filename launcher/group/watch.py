@@ -309,7 +309,7 @@ class Job:
         if lost := self._handle.lost_host(here, missing):
             from launcher.starters.reach import words
 
-            self._shortage(LaunchError(words.sentence(self._launcher.name, [lost])))
+            self._shortage(LaunchError(words.lost(self._launcher.name, lost, ssh=self._launcher.over_ssh)))
         return self._why.look(watch, self._peers.values(), self.failure)
 
     def _late(self, what: str, timeout: float) -> str:

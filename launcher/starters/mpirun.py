@@ -207,7 +207,9 @@ class MpirunLauncher(Launcher):
                 command = [str(mpirun.path), *_arguments(mpirun.flavour, world_size, ours, far, path)]
                 command += [*given, *environments.boot_command(), *program]
                 kept = (descriptor,) if path else ()
-                return MpirunHandle(command, full, mpirun.flavour, scratch, _needed(world_size), kept=kept)
+                return MpirunHandle(
+                    command, full, mpirun.flavour, scratch, _needed(world_size), far=not local, kept=kept
+                )
         except OSError as error:
             if scratch:
                 shutil.rmtree(scratch, ignore_errors=True)

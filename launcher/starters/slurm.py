@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.common.mpi_library import PLUGINS
@@ -25,7 +25,8 @@ from launcher.starters import cause, marks, mpirun
 from launcher.starters import environment as environments
 from launcher.starters.base import Ended, Launcher
 from launcher.starters.program import ProgramHandle, listing
-from launcher.starters.reach import words
+from launcher.starters.reach import slurmd, words
+from launcher.starters.reach.answering import Answering
 from ranks.common import sources
 from ranks.common.settings import CHOSEN
 from ranks.talk.unix import readable
@@ -236,12 +237,20 @@ class SlurmHandle(ProgramHandle):
     ) -> None:
         self._granted, self._table = granted, table
         super().__init__("srun", command, environment, kept=(listed,))
+        scontrol = shutil.which("scontrol")
+        self._answering = Answering(
+            lambda hosts: slurmd.places(hosts, scontrol, environment) if scontrol else {}
+        )
 
     def attribute(self, line: str) -> list[tuple[int | None, str]]:
         mark = marks.SRUN.match(line)
         if mark and line.startswith("slurmstepd", mark.end()):  # Slurm's own, in a rank's name
             return [(None, line)]
         return [(int(mark[1]), line[mark.end() :])] if mark else [(None, line)]
+
+    def lost_host(self, here: Collection[int], awaited: Collection[str]) -> str:
+        """See `Handle.lost_host`: srun says it when the controller has noticed, maybe minutes later."""
+        return self._answering.lost(awaited)
 
     def heard(self, line: str) -> list[Ended]:
         """Finds in srun's own words which ranks ended first and how; see `Handle.heard`."""
@@ -267,6 +276,7 @@ class SlurmHandle(ProgramHandle):
     def close(self) -> None:
         """Ends what ranks have left running, which Slurm does not where it knows processes by their parents
         and not by cgroups, and gives back an allocation of its own."""
+        self._answering.close()
         super().close()
         if self._granted is not None:
             self._granted.close()

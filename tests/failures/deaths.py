@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Victim = Literal["rank", "launcher", "host", "cable", "before"]
+Victim = Literal["rank", "launcher", "host", "cable", "start", "before"]
 
 MPIS = {"mpich": "mpirun (MPICH)", "intel": "mpirun (Intel MPI)"}
 """The starters whose MPI is not the one that is installed beside this Python."""
@@ -13,6 +13,8 @@ STARTERS = ("local", "mpirun (Open MPI)", *MPIS.values(), "slurm", "ssh", "scrip
 HOSTS = (1, 2)
 HANG_SECONDS = 6
 """The hang time-out of the jobs, and how long those wait for ranks that never start."""
+START_SECONDS = 0.5
+"""A cable that is cut at the start is cut so long after it."""
 SECONDS = 10.0
 """Within so many seconds of a death nothing of the job may be left."""
 
@@ -33,6 +35,8 @@ class Death:
     lives: bool = False
     """The job is not to end."""
     hosts: tuple[int, ...] = HOSTS
+    cut: bool = False
+    """The cable of the other host is cut in the same moment."""
 
     @property
     def own_script_codes(self) -> tuple[int, ...]:
@@ -81,6 +85,7 @@ DEATHS = (
     Death("launcher SIGINT", "launcher", "SIGINT", "shardrun: interrupted", (130,)),
     Death("launcher SIGHUP", "launcher", "SIGHUP", "shardrun: hung up", (129,)),
     Death("launcher SIGKILL", "launcher", "SIGKILL", "", (-9, 137)),
+    Death("launcher SIGKILL, cable cut", "launcher", "SIGKILL", "", (-9, 137), hosts=(2,), cut=True),
     Death("disk full", "rank", "disk", rf"{_RANK}: .*No space left on device", script_codes=(1, 2)),
     Death(
         "port taken",
@@ -90,6 +95,7 @@ DEATHS = (
         (1, 2),
         hosts=(1, 2),
     ),
+    Death("cable cut at the start", "start", "cut", r"shardrun: error: .*\bhost {host}\b", hosts=(2,)),
     Death("never starts", "before", "never", r"shardrun: error: .*\b[Rr]ank {rank}\b", hangs=True),
 )
 

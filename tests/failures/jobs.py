@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.clusters import NAMES, ROOT, Hosts, Slurm
-from tests.failures.deaths import HANG_SECONDS, MPIS, SECONDS, Death
+from tests.failures.deaths import HANG_SECONDS, MPIS, SECONDS, START_SECONDS, Death
 from tests.launcher.processes import wait_until
 
 HOOK = Path(__file__).parent / "hook"
@@ -56,7 +56,8 @@ class Launched:
 class Jobs:
     """Starts jobs on two hosts, one at a time, and kills in them.
 
-    ``mpis``: the folders of other MPIs, by starter; ``seconds``: within which all is to be over.
+    ``mpis``: the folders of other MPIs, by starter; ``seconds``: within which all is to be over;
+    ``start``: after how many a cable is cut whose job is still to start.
     """
 
     def __init__(
@@ -68,9 +69,10 @@ class Jobs:
         slurm: Slurm | None,
         *,
         seconds: float = SECONDS,
+        start: float = START_SECONDS,
     ) -> None:
         self.hosts, self.folder, self.slices, self.mpis, self.slurm = hosts, folder, slices, mpis, slurm
-        self.seconds = seconds
+        self.seconds, self.start = seconds, start
 
     def missing(self, starter: str) -> str:
         """Why this machine cannot use a starter; "" where it can."""
@@ -112,7 +114,7 @@ class Cell:
             "--repeat",
             10**9,
             "--timeout",
-            HANG_SECONDS if self.death.how == "never" else 60,
+            HANG_SECONDS if self.is_met_late else 60,
         ]
         places = f"{NAMES[0]}:1,{NAMES[1]}:1"
         before: list[object] = []
@@ -196,6 +198,12 @@ class Cell:
     # Watching.
 
     @property
+    def is_met_late(self) -> bool:
+        """Whether only the job's time-out says that a rank does not come: scripts have nobody above them."""
+        at_start = self.death.victim == "start" and self.starter == "scripts"
+        return at_start or self.death.how == "never"
+
+    @property
     def port(self) -> int | None:
         return 29777 if self.death.how == "port" else None
 
@@ -272,7 +280,11 @@ class Cell:
             self.make_full_disk()
         self.start()
         began = self.began
-        if self.death.victim != "before":
+        if self.death.victim == "start":
+            time.sleep(self.jobs.start)
+            began = time.monotonic()
+            self.cut_cable(self.victim)
+        elif self.death.victim != "before":
             if not wait_until(self.at_work, _START_SECONDS) or not (self.folder / "busy_1").exists():
                 return Outcome(["did not start"], errors=self.errors())
             time.sleep(0.3)
@@ -280,8 +292,8 @@ class Cell:
             self.kill()
             if self.death.lives:
                 return self.lived()
-        limit = self.jobs.seconds + (HANG_SECONDS if self.death.hangs else 0)
-        if self.death.how == "never":
+        limit = self.jobs.seconds + (HANG_SECONDS if self.death.hangs or self.is_met_late else 0)
+        if self.death.how == "never" or self.death.victim == "start":
             limit += _START_SECONDS / 4
         alive = [
             one for one in self.launched if not (self.death.victim == "host" and one.host == self.victim)
@@ -314,9 +326,9 @@ class Cell:
             pattern = self.death.says.format(rank=self.rank, host=self.victim)
             if not own:  # of another host it can be known only that the rank is gone
                 pattern = rf".*\b[Rr]ank {self.rank}\b"
-            if self.death.victim in {"host", "cable"} and self.starter == "scripts":
+            if self.death.victim in {"host", "cable", "start"} and self.starter == "scripts":
                 # Nobody but the other rank is left to say anything, and it knows its peers by number.
-                other = own and self.death.victim == "cable"  # the victim's side misses the other rank
+                other = own and self.death.victim != "host"  # the victim's side misses the other rank
                 gone = 1 - self.rank if other else self.rank
                 pattern = rf".*\b([Rr]ank {gone}\b|host {self.victim}\b)"
             if not said or not re.match(pattern, said[0]):
@@ -352,17 +364,23 @@ class Cell:
                 (self.folder / "die.new").rename(self.folder / "die")
             case "launcher":
                 pid, _ = self.launcher()
+                if self.death.cut:
+                    self.cut_cable(NAMES[1])
                 os.kill(pid, signal.Signals[self.death.how])
             case "host":
                 self.hosts.kill(self.victim)
                 self.closing.callback(self.revive)
             case "cable":
-                self.hosts.link(self.victim, "down")
                 if self.death.how == "cut":
-                    self.closing.callback(self.hosts.link, self.victim, "up")
+                    self.cut_cable(self.victim)
                 else:
+                    self.hosts.link(self.victim, "down")
                     time.sleep(14 if self.death.how == "restored" else 2)
                     self.hosts.link(self.victim, "up")
+
+    def cut_cable(self, host: str) -> None:
+        self.hosts.link(host, "down")
+        self.closing.callback(self.hosts.link, host, "up")
 
     def revive(self) -> None:
         self.hosts.revive(self.victim)

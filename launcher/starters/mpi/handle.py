@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
+import subprocess
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -16,6 +18,8 @@ from launcher.starters.program import ProgramHandle, end_left
 from launcher.starters.reach import words
 from launcher.starters.reach.ways import Ways, marked
 from ranks.common.leaving import mpich_files, mpich_left
+from ranks.common.settings import JOB
+from ranks.talk import small
 from ranks.talk.connect import EXIT_ORPHANED
 from sharding.common.text import human_bytes
 
@@ -58,6 +62,24 @@ def _missing(line: str) -> tuple[int, str, str] | None:
     return int(rank[1]), what, why[:-1]
 
 
+_BESIDE_SECONDS = 1.0
+
+
+def _stand_beside(mpirun: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
+    """The process that ends an mpirun which outlives this one; None where none can be had."""
+    words = [str(os.getpid()), str(mpirun), JOB.name]
+    with contextlib.suppress(OSError):
+        return subprocess.Popen(
+            small.command("launcher.starters.mpi.outlived", "outlived.main()", *words),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    return None
+
+
 class MpirunHandle(ProgramHandle):
     """A running mpirun."""
 
@@ -69,10 +91,11 @@ class MpirunHandle(ProgramHandle):
         scratch: Path | None,
         needed: int = 0,
         *,
+        far: bool = False,
         kept: Sequence[int] = (),
     ) -> None:
-        """``scratch``: the folder for mpirun's and the ranks' files, which need as many bytes there;
-        ``kept``: as `ProgramHandle`."""
+        """``scratch``: the folder for mpirun's and the ranks' files, which need as many bytes there; ``far``:
+        whether it reaches other hosts; ``kept``: as `ProgramHandle`."""
         self._flavour = flavour
         self._scratch = scratch
         self._said = ""
@@ -81,6 +104,7 @@ class MpirunHandle(ProgramHandle):
         self._held: dict[int, set[str]] = {}
         self._shown: set[int] = set()
         super().__init__("mpirun", command, environment, kept=kept)
+        self._beside = _stand_beside(self._process.pid, environment) if far else None
         self._ways = Ways(self._job)
         if scratch is not None and (free := shutil.disk_usage(scratch).free) < needed:
             self.short = (
@@ -173,6 +197,9 @@ class MpirunHandle(ProgramHandle):
         """Removes mpirun's session folder, which a killed mpirun leaves, and ends what ranks left running."""
         end_left(self._process.pid, self._job)
         super().close()
+        if self._beside is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._beside.wait(_BESIDE_SECONDS)
         for path in self._shared:
             with contextlib.suppress(OSError):
                 Path(path).unlink()

@@ -21,7 +21,7 @@ from ranks.common import sources
 
 _CONNECTING = ("-o", f"ConnectTimeout={CONNECT_SECONDS}")
 # A host that is gone is noticed in about the time in which the control channel does.
-_LIVING = ("-o", "ServerAliveInterval=3", "-o", "ServerAliveCountMax=2")
+_LIVING = ("-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=2")
 OPTIONS = (*_CONNECTING, *_LIVING)
 _CONNECT, _LIVE = "connecttimeout", ("serveraliveinterval", "serveralivecountmax")
 """The same in ssh's own words (`ssh -G`)."""

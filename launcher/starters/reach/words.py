@@ -140,5 +140,15 @@ def sentence(name: str, hosts: Sequence[str], said: str = "") -> str:
     )
 
 
+def lost(name: str, host: str, *, ssh: bool) -> str:
+    """That a host is lost on which ranks were to be started."""
+    if ssh:
+        return sentence(name, [host])
+    return (
+        f"host {host}, where {name} starts ranks, does not answer: it is down, or the network to it is cut. "
+        "See to it, or leave it out."
+    )
+
+
 def _listed(hosts: Sequence[str]) -> str:
     return f"host {hosts[0]}" if len(hosts) == 1 else f"one of the hosts {', '.join(hosts[:_SHOWN])}"

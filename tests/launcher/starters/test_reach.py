@@ -106,7 +106,7 @@ def test_arguments_of_open_mpis_ssh_come_first(tmp_path: Path) -> None:
     assert not {ARGUMENTS, PRTE} & found.keys()
 
 
-CONNECTING, LIVING = "-o ConnectTimeout=15", "-o ServerAliveInterval=3 -o ServerAliveCountMax=2"
+CONNECTING, LIVING = "-o ConnectTimeout=7", "-o ServerAliveInterval=2 -o ServerAliveCountMax=2"
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh")

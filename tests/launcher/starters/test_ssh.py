@@ -403,4 +403,4 @@ def test_what_sshs_files_say_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("PATH", os.pathsep.join([str(program.parent), os.environ["PATH"]]))
     monkeypatch.setattr(ssh, "is_here", lambda host: False)
     words = SshLauncher().reach("far", None)
-    assert "ServerAliveInterval=3" in words and "ConnectTimeout=15" not in words
+    assert "ServerAliveInterval=2" in words and "ConnectTimeout=7" not in words
