@@ -25,6 +25,17 @@ def test_what_ends_in_time_gives_its_result() -> None:
     assert ran(work()) == "done"
 
 
+def test_the_time_of_what_has_ended_does_not_run_on() -> None:
+    async def work() -> str:
+        async with Within(0):
+            pass  # the loop has not had a turn: the limit is due, and not yet seen
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return "not cancelled"
+
+    assert ran(work()) == "not cancelled"
+
+
 def test_what_takes_longer_is_ended_there_and_then() -> None:
     async def work() -> list[str]:
         seen = []

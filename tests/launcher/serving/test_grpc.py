@@ -21,6 +21,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 import launcher
 from launcher.generation.model import LanguageModel
 from launcher.serving.grpc.schema import HEALTH, METHODS, PARAMETER, SERVICE, classes
+from launcher.serving.grpc.tensors import from_contents
+from launcher.serving.refusals import RefusalError
 from tests.launcher.serving.running import Running
 from tests.launcher.serving.test_kserve import feeds
 from tests.ranks.threads import until
@@ -496,3 +498,25 @@ def test_wrong_streams_of_texts(stream: tuple[Any, Stream], sent: dict[str, Any]
     own, answers = stream
     own.async_stream_infer("tiny", prompt("hello", stream=True, **sent))
     assert said in answers.next()[1].message()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "field", "least", "most"),
+    [
+        (np.int8, "int_contents", -128, 127),
+        (np.int16, "int_contents", -32768, 32767),
+        (np.uint8, "uint_contents", 0, 255),
+    ],
+)
+def test_values_outside_their_type_do_not_wrap_around(dtype: Any, field: str, least: int, most: int) -> None:
+    def read(*values: int) -> list[int]:
+        contents: Any = classes()["InferTensorContents"]()
+        getattr(contents, field).extend(values)
+        found: list[int] = from_contents(contents, np.dtype(dtype), [len(values)]).tolist()
+        return found
+
+    assert read(least, most) == [least, most]
+    for wrong in (least - 1, most + 1):
+        if field == "int_contents" or wrong > 0:
+            with pytest.raises(RefusalError, match=f"outside {least} to {most}"):
+                read(0, wrong)

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.tasks.expectations import read_arrays
+from launcher.tasks.expectations import computed_types, read_arrays
 from ranks.evaluation import compressed
 
 
@@ -45,3 +46,13 @@ def test_what_is_no_archive(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             read_arrays("--eval-inputs", path)
         assert str(caught.value).startswith(f"--eval-inputs {path}") and message in str(caught.value)
+
+
+def test_short_types_are_seen_within_functions_too(tmp_path: Path) -> None:
+    text = """<ir_version: 9, opset_import: ["" : 18, "own" : 1]>
+    g (float[2] x) => (float[2] y) { y = own.rounded(x) }
+    <domain: "own", opset_import: ["" : 18]>
+    rounded (a) => (c) { b = Cast<to = KIND>(a) c = Cast<to = 1>(b) }"""
+    for kind, found in ((10, {"float16"}), (16, {"bfloat16"}), (1, set())):
+        onnx.save(onnx.parser.parse_model(text.replace("KIND", str(kind))), tmp_path / "model.onnx")
+        assert computed_types(tmp_path / "model.onnx") == found

@@ -92,6 +92,16 @@ def pairs(*patterns: str, outputs: str = "out", resume: bool = False) -> list[tu
     return [(item.path, str(item.target)) for item in listed(patterns, Path(outputs), resume=resume)]
 
 
+def test_a_folder_whose_name_begins_as_that_of_the_outputs_is_read(place: Path) -> None:
+    for name in ("data/out/old.npz", "data/outer/e.npz", "data/out.npz"):
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_bytes(b"")
+    found = [path for path, _ in pairs("data/**/o*.npz", "data/outer/*", outputs="data/out", resume=True)]
+    assert found == ["data/out.npz", "data/outer/e.npz"]
+    found = [path for path, _ in pairs("data/*/*.npz", outputs="data/out", resume=True)]
+    assert found == ["data/in/c.npz", "data/outer/e.npz"]
+
+
 def test_results_lie_as_their_inputs_do(place: Path) -> None:
     assert pairs("data/[ab].npz") == [("data/a.npz", "out/a.npz"), ("data/b.npz", "out/b.npz")]
     assert pairs("data/**/*.np?")[-2:] == [

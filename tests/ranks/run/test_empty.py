@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +16,10 @@ import sharding
 from launcher import PredictError
 from ranks.errors import ShardrunError
 from ranks.run import executor
+from ranks.sessions import empty
 from sharding.demands.options import SliceOptions
 from sharding.slices.manifest import read_manifest
+from sharding.slices.never_empty import NeverEmpty
 from tests.ranks import state_models
 from tests.ranks.rank_models import model, node, save, value
 
@@ -210,3 +213,11 @@ def test_all_ranks_refuse_alike(tmp_path: Path, strategy: str) -> None:
             with pytest.raises(PredictError, match=REFUSED):
                 group.predict({"x": X[:, :0]})
             assert group.predict({"x": X})["h"].shape == (1, 2, 4)
+
+
+@pytest.mark.parametrize(("a", "b", "refused"), [(0, 0, True), (0, 2, False), (2, 0, False), (0, None, True)])
+def test_only_what_is_empty_as_a_whole_is_refused(a: int, b: int | None, refused: bool) -> None:
+    """The operator takes both inputs' lengths together; an input that is not fed says nothing."""
+    feeds = {"a": np.ones((3, a)), **({} if b is None else {"b": np.ones((b, 3))})}
+    with pytest.raises(ShardrunError, match="GRU") if refused else contextlib.nullcontext():
+        empty.check(feeds, lambda: [NeverEmpty("GRU", {"a": 1, "b": 0})])

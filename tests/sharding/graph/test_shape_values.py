@@ -91,3 +91,13 @@ def test_the_greatest_and_least_of_shapes() -> None:
     alone = evaluate("Max", {}, shapes[:1])
     assert alone is not None and alone.tolist() == ["n", 4, 1]
     assert evaluate("Max", {}, [shapes[0], None]) is None
+
+
+@pytest.mark.parametrize(("number", "by", "found"), [(0, 4, "n"), (3, 4, "n"), (4, 4, None), (5, 4, None)])
+def test_what_is_added_before_a_division_is_less_than_the_divisor(
+    number: int, by: int, found: str | None
+) -> None:
+    """Else (n + 4) // 4 would be taken for n // 4."""
+    added = evaluate("Add", {}, [known([f"{by}{MARK}n"]), known([number])])
+    divided = evaluate("Div", {}, [added, known([by])])
+    assert divided is not None and divided.tolist() == [found]

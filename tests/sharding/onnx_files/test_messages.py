@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -12,6 +13,7 @@ from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
 from sharding.onnx_files import messages
+from sharding.onnx_files.made_messages import message_classes
 
 ROOT = Path(__file__).parents[3]
 BEFORE_ONNX = """
@@ -76,3 +78,11 @@ def test_files_are_read_as_onnx_reads_them(tmp_path: Path) -> None:
         (tmp_path / "m.onnx").write_bytes(damaged)
         with pytest.raises(DecodeError):
             messages.read_message(tmp_path / "m.onnx")
+
+
+def test_made_classes_lie_in_a_pool_of_their_own() -> None:
+    """Another library in the process may have messages of the same names and other fields."""
+    ours: Any = message_classes("of_two", {"A": {"x": (1, "int64")}})["A"]
+    theirs: Any = message_classes("of_two", {"A": {"y": (2, "string")}})["A"]
+    assert ours(x=3).SerializeToString() == b"\x08\x03"
+    assert theirs(y="z").SerializeToString() == b"\x12\x01z"

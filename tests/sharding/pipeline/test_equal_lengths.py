@@ -35,3 +35,13 @@ def test_the_first_two_lengths_that_do_not_go_together(
 ) -> None:
     inputs = [ir.Value(shape=None if shape is None else ir.Shape(shape)) for shape in shapes]
     assert meeting_of(ir.Node("", op_type, inputs, [ir.AttrInt64("axis", 1)])) == met
+
+
+@pytest.mark.parametrize(
+    ("axis", "met"), [(-1, None), (-2, Meeting((3, 5), False)), (None, Meeting((3, 5), False))]
+)
+def test_the_axis_of_a_concat_may_count_from_the_end(axis: int | None, met: Meeting | None) -> None:
+    """Without one it is the first."""
+    inputs = [ir.Value(shape=ir.Shape(shape)) for shape in ([2, 3], [2, 5])]
+    given = [] if axis is None else [ir.AttrInt64("axis", axis)]
+    assert meeting_of(ir.Node("", "Concat", inputs, given)) == met
