@@ -107,16 +107,17 @@ def tensor_of(value: onnx.ValueInfoProto) -> Tensor:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         return value.name, (kind or "unknown").removesuffix("_type"), ()
-    return value.name, _dtype(value.type.tensor_type.elem_type), declared_shape(value.type)
+    return value.name, name_of_type(value.type.tensor_type.elem_type), declared_shape(value.type)
 
 
 def weight_of(tensor: onnx.TensorProto) -> tuple[str, str, tuple[int, ...], int]:
     """An initializer's name, element type, shape and bytes."""
-    dtype, shape = _dtype(tensor.data_type), tuple(tensor.dims)
+    dtype, shape = name_of_type(tensor.data_type), tuple(tensor.dims)
     return tensor.name, dtype, shape, tensor_bytes(dtype, shape, {})
 
 
-def _dtype(number: int) -> str:
+def name_of_type(number: int) -> str:
+    """The name of one of ONNX's element types, as numpy has it where it has one."""
     import onnx
 
     try:

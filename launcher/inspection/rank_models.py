@@ -156,20 +156,24 @@ def read_rank_model(path: Path, key: Key | None = None) -> onnx.ModelProto:
 def _weight(item: onnx.TensorProto) -> WeightEntry:
     """Type, shape and bytes of an initializer; how it is placed is not known."""
     from launcher.inspection.model_summary import weight_of
-    from ranks.common.tensors import element_dtype
     from sharding.slices.manifest import WeightEntry
 
-    _, name, shape, size = weight_of(item)
-    dtype = element_dtype(item.data_type)  # numpy's name, but of a text and of what numpy lacks, such as int4
-    return WeightEntry("", name if dtype.hasobject else dtype.name, shape, size)
+    _, _, shape, size = weight_of(item)
+    return WeightEntry("", _type_name(item.data_type), shape, size)
 
 
 def _tensor(item: onnx.ValueInfoProto) -> TensorEntry:
-    from ranks.common.tensors import element_dtype
     from sharding.onnx_files.kinds import declared_shape
     from sharding.slices.manifest import TensorEntry
 
-    dtype = element_dtype(item.type.tensor_type.elem_type)
     shape = declared_shape(item.type)
-    kind = "string" if dtype.kind == "O" else dtype.name
-    return TensorEntry(item.name, kind, shape or (), shape is None)
+    return TensorEntry(item.name, _type_name(item.type.tensor_type.elem_type), shape or (), shape is None)
+
+
+def _type_name(number: int) -> str:
+    """numpy's name of an element type, but of a text and of what numpy lacks, such as int4."""
+    from launcher.inspection.model_summary import name_of_type
+    from ranks.common.tensors import element_dtype
+
+    dtype = element_dtype(number)
+    return name_of_type(number) if dtype.hasobject else dtype.name

@@ -161,6 +161,8 @@ def test_inputs_of_rank_models() -> None:
         "x", "float32", ("b", 2, None)
     )
     assert _tensor(made("t", onnx.TensorProto.STRING, [])) == TensorEntry("t", "string", ())
+    assert _tensor(made("q", onnx.TensorProto.INT4, [3])) == TensorEntry("q", "int4", (3,))
+    assert _tensor(made("e", onnx.TensorProto.FLOAT8E5M2, [3])) == TensorEntry("e", "float8_e5m2", (3,))
     assert _tensor(made("o", onnx.TensorProto.BOOL, None)) == TensorEntry("o", "bool", (), open_rank=True)
 
 
