@@ -256,19 +256,25 @@ def _plain_stateful(
     pairs = pairs_of(model, str(file))
     if not pairs:
         return None
-    specs = {spec.name: spec for spec in (*interface.inputs, *interface.optional)}
-    results = [spec.name for spec in interface.outputs]
     variable = frozenset(weights.feeds) if weights is not None else frozenset()
-    fed = [spec.name for spec in interface.inputs]
+    taken = optional.take(model, file)
+    defaults = {name: array for name, array in taken.items() if name not in variable}
+    results = [spec.name for spec in interface.outputs]
+    specs = (*interface.inputs, *(spec for spec in interface.optional if spec.name in defaults))
+    fed = [spec.name for spec in specs]
     whole = Segment([], [*fed, *variable], results)
     plan = Cut(model, [whole], [[]], [[]], fed, results, variable)
     elements = {
         argument.name: element_number(argument.type)
-        for argument in (*session.get_inputs(), *session.get_outputs())
+        for argument in (
+            *session.get_inputs(),
+            *session.get_overridable_initializers(),
+            *session.get_outputs(),
+        )
     }
-    own = {name: spec for name, spec in specs.items() if name in fed}
     parts = Parts(plan, [session], elements, memory_for(None, config), None)
-    return Stateful.of(parts, pairs, own, weights)
+    made = Stateful.of(parts, pairs, {spec.name: spec for spec in specs}, weights)
+    return replace(made, defaults=defaults)
 
 
 def _load_group(  # noqa: PLR0917 - what `_load` was given

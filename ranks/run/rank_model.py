@@ -182,7 +182,15 @@ class RankModel:
         """What sessions and batches of the model run on."""
         sequences = self.sequences
         with self._lock:  # two hosts would give two sessions one number
-            return sequences.serve(self.inputs, self.optional_inputs, self.step)
+            defaults = self._defaults.keys() | sequences.defaults.keys()
+            optional = [spec for spec in self.optional_inputs if spec.name in defaults]
+            return sequences.serve(self.inputs, optional, self.step)
+
+    def _of_step(self, sequences: Sequences, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """What a step is fed: ``feeds``, and the optional inputs that these lack."""
+        fed = {**self._defaults, **sequences.defaults, **feeds}
+        empty.check(fed, self.never_empty)
+        return fed
 
     @work
     def step(self, number: int, feeds: Mapping[str, Array], asked: Asked | None = None) -> dict[str, Array]:
@@ -192,12 +200,11 @@ class RankModel:
         (`ranks.state.feeds`). ``asked``: what may be enough instead of an output. Raises as `run` does.
         """
         sequences = self.sequences
+        fed = self._of_step(sequences, feeds)
         with self._lock:
             if self._session is None and self._program is None:
                 raise ShardrunError(f"The model {self.given} is closed.")
             with self.idle or contextlib.nullcontext():
-                fed = {**self._defaults, **feeds}
-                empty.check(fed, self.never_empty)
                 if self.on_device:
                     return by_device(lambda: sequences.step(number, fed, asked))
                 return sequences.step(number, fed, asked)
@@ -208,8 +215,8 @@ class RankModel:
         time: each is a `step`. The model is not idle meanwhile."""
         from ranks.run.steps.again import Stepping
 
-        empty.check(feeds, self.never_empty)
-        steps = Stepping(self.sequences, number, {**self._defaults, **feeds})
+        sequences = self.sequences
+        steps = Stepping(sequences, number, self._of_step(sequences, feeds))
 
         def take(asked: Asked | None = None) -> dict[str, Array]:
             with self._lock:

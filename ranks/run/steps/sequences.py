@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -59,6 +59,8 @@ class Stateful:
     """Gives each rank the outputs of all stages, where a model has several."""
     copies: Copies | None = None
     """The copies of the model that share rows, where there are several."""
+    defaults: Mapping[str, Array] = field(default_factory=dict)
+    """What optional inputs are where a step does not give them, as far as the steps do not know it."""
 
     @classmethod
     def of(
@@ -97,7 +99,7 @@ class Sequences:
         self._expected: dict[int, int] = {}
         """How many positions a sequence will have, where whoever opened it said so."""
         states = {pair.input for pair in model.pairs}
-        self.pairs = model.pairs
+        self.pairs, self.defaults = model.pairs, model.defaults
         self.fresh = [spec for name, spec in model.specs.items() if name not in states]
         self.filled = known_feeds.filled(self.fresh)
         """The inputs that follow from a sequence's length, which a step need not give."""
