@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Mapping
 from ranks.talk.connect import CUT, tune_tcp
 
 AFTER_SECONDS = 1.5
-"""Most starts have heard of every rank by then: a daemon whose port somebody connects to, and says nothing,
-may write a line about it."""
+"""Most starts have heard of every rank by then: Slurm's daemon writes two lines into its log for each
+connection that says nothing, and ends it after ten seconds."""
 SILENT_SECONDS = 6.0
 """After which a host is lost that does not answer a connection; the kernel gives up one that is made then
 too, see `tune_tcp`."""
@@ -80,6 +80,9 @@ class _Line:
             self._socket = socket.socket(family, kind, protocol)
             self._socket.setblocking(False)
             tune_tcp(self._socket)
+            # Nothing else is said: if only each third second something came, a cable cut for 3 s would be
+            # taken for one that is cut for `SILENT_SECONDS`.
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
             self._take(self._socket.connect_ex(address))
         except OSError:  # a name that is not known here, no more descriptors: nothing can be said of it
             self._answered = True

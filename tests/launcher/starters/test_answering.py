@@ -94,6 +94,17 @@ def test_a_host_of_which_something_is_heard_is_let_alone() -> None:
         assert wait_until(lambda: "shardrun reach" not in names(), SECONDS)
 
 
+def test_a_cable_that_is_cut_for_a_moment_is_no_loss() -> None:
+    """The kernel counts from the last word, so that one must have come within a second."""
+    with listening() as (place, _):
+        line = answering._Line(place)
+        try:
+            assert line._socket is not None
+            assert line._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 1
+        finally:
+            line.close()
+
+
 def test_nobody_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answering, "AFTER_SECONDS", 0.3)
     asked: list[str] = []
