@@ -257,7 +257,7 @@ def field(key: str, text: str) -> Callable[[onnx.TensorProto], None]:
         (field("location", "../secret"), "'../secret', which is not a path inside"),
         (field("location", "/etc/passwd"), "'/etc/passwd', which is not a path inside"),
         (field("location", ""), "'', which is not a path inside"),
-        (field("location", "other.data"), "needs the file 'other.data'"),
+        (field("location", "other.data"), "needs the file 'other.data': No such file or directory."),
         (field("offset", "-1"), "ends at byte"),
         (field("offset", "99999999999"), "truncated or belongs to another model"),
         (field("offset", "x"), "not a number"),
