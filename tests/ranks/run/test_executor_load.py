@@ -429,5 +429,5 @@ def test_an_input_that_says_no_shape_may_have_any(tmp_path: Path) -> None:
     assert [(spec.name, spec.open_rank) for spec in model.inputs] == [("x", True), ("one", False)]
     for shape in ((), (2,), (2, 3)):
         x = np.ones(shape, np.float32)
-        assert np.array_equal(model.run({"x": x, "one": np.float32(1)})[0], -x)
+        assert np.array_equal(model.run({"x": x, "one": np.ones((), np.float32)})[0], -x)
     model.close()
