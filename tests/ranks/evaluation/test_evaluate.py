@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ranks.common.tensors import TensorSpec
+from ranks.errors import ShardrunError
 from ranks.evaluation.errors import EvaluationError
 from ranks.evaluation.evaluate import LARGEST_BATCH, Options, evaluate
 
@@ -107,3 +108,84 @@ def test_batches_that_there_are_not(asked: Any, fixed: int | None, why: str, tmp
     x = X._replace(shape=("n" if fixed is None else fixed, 2))
     with pytest.raises(EvaluationError, match=why):
         evaluate(lambda _: {}, [x], [Y], tmp_path / "d.npz", Seen(), Options(batch_size=asked))
+
+
+class Failing(Seen):
+    """A metric that raises something at its first batch."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def update(self, prediction: Array, labels: Array) -> None:
+        raise self._error
+
+
+BATCH = (np.ones((4, 2), np.float32), np.zeros(4, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (EvaluationError("it wants two"), "samples 0 to 3, metric 'Failing': it wants two"),
+        (ValueError("one\n two"), "samples 0 to 3, metric 'Failing': it failed: one two."),
+        (TypeError(), "samples 0 to 3, metric 'Failing': it failed: TypeError."),
+        (MemoryError("x" * 400), f"samples 0 to 3, metric 'Failing': it failed: {'x' * 300}."),
+        (ShardrunError("of our own"), "of our own"),
+    ],
+)
+def test_a_metric_that_fails(error: Exception, why: str) -> None:
+    with pytest.raises(ShardrunError) as caught:
+        evaluate(lambda _: {"y": BATCH[0]}, [X], [Y], [BATCH], {"Failing": Failing(error)})
+    assert str(caught.value) == why
+
+
+@pytest.mark.parametrize(
+    ("rows", "prediction", "why"),
+    [
+        (None, [1, 2], "the output 'y' is list, no tensor to compare"),
+        (6, np.ones((), np.float32), "has no row for each of the 6 samples that the model fixes"),
+        (6, np.ones((4, 2), np.float32), "has no row for each of the 6 samples that the model fixes"),
+    ],
+)
+def test_predictions_that_cannot_be_compared(rows: int | None, prediction: Any, why: str) -> None:
+    x = X._replace(shape=(rows or "n", 2))
+    with pytest.raises(EvaluationError, match=why):
+        evaluate(lambda _: {"y": prediction}, [x], [Y], [BATCH], Seen())
+
+
+def test_values_that_are_no_number_come_as_they_are() -> None:
+    class Rows(Seen):
+        def eval(self) -> Any:
+            return self.shapes
+
+    report = evaluate(lambda _: {"y": BATCH[0]}, [X], [Y], [BATCH], {"a": Rows(), "b": Seen()})
+    assert report.values == {"a": [(4, 2)], "b": 1.0} and type(report.values["b"]) is float
+
+
+@pytest.mark.parametrize(
+    ("chosen", "why"),
+    [
+        ("z", "no output 'z': it has 'y', 'more'"),
+        ("more", "'more' is a sequence or a map, no tensor to compare"),
+    ],
+)
+def test_outputs_that_cannot_be_compared(chosen: str, why: str) -> None:
+    more = TensorSpec("more", np.dtype(object), (), is_tensor=False)
+    with pytest.raises(EvaluationError, match=why):
+        evaluate(lambda _: {}, [X], [Y, more], [BATCH], Seen(), Options(prediction=chosen))
+
+
+@pytest.mark.parametrize("option", [{"label": "y"}, {"rename": {"x": "a"}}, {"batch_size": 4}])
+def test_options_of_files_are_none_of_given_batches(option: dict[str, Any]) -> None:
+    with pytest.raises(EvaluationError, match=f"{next(iter(option))} is of data in files"):
+        evaluate(lambda _: {}, [X], [Y], [BATCH], Seen(), Options(**option))
+
+
+def test_what_holds_no_data() -> None:
+    with pytest.raises(EvaluationError, match="the data have no samples"):
+        evaluate(lambda _: {}, [X], [Y], [], Seen())
+    with pytest.raises(EvaluationError, match="is no path of data"):
+        evaluate(lambda _: {}, [X], [Y], "a\0b", Seen())
+    with pytest.raises(TypeError, match="data must be a path or an iterable"):
+        evaluate(lambda _: {}, [X], [Y], 3, Seen())  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from sharding.importers.checkpoints.base import Checkpoint, Entry
 from sharding.importers.networks import cells, pretrained
 from sharding.importers.networks.factory import Network
 from sharding.importers.networks.inputs import Input
-from sharding.importers.onnx_file import put_weights
+from sharding.importers.onnx_file import put_weights, read
 from tests.sharding.importers.mindir_files import File
 
 Array = np.ndarray[Any, Any]
@@ -195,3 +195,58 @@ def test_a_cell_is_exported_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     mindspore.fails = True
     with pytest.raises(ModelError, match=r"a cell cannot be exported by MindSpore: .*not today"):
         cells.export_cell(cell, inputs, tmp_path, 18, "a cell")
+
+
+def _saved(path: Path, model: onnx.ModelProto) -> Path:
+    model.graph.output.append(onnx.helper.make_tensor_value_info("y", KINDS.FLOAT, [1]))
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_weights_beside_a_graph_are_located(tmp_path: Path) -> None:
+    """Those of the model by offset and length; those inside of nodes come into the message."""
+    (tmp_path / "w.data").write_bytes(b"skip" + W.tobytes() + np.float32([7, 8]).tobytes())
+    model = _model(w=(KINDS.FLOAT, [2, 3]))
+    outer = model.graph.initializer[0]
+    inner = onnx.TensorProto(name="c", data_type=KINDS.FLOAT, dims=[2])
+    for tensor, entries in (
+        (outer, {"location": "w.data", "offset": "4"}),
+        (inner, {"location": "w.data", "offset": "28", "length": "8"}),
+    ):
+        tensor.data_location = tensor.EXTERNAL
+        for key, value in entries.items():
+            tensor.external_data.add(key=key, value=value)
+    model.graph.node.append(onnx.helper.make_node("Constant", [], ["y"], value=inner))
+    found = read(_saved(tmp_path / "m.onnx", model))
+    place = {entry.key: entry.value for entry in found.graph.initializer[0].external_data}
+    assert place == {"location": "w.data", "offset": "4", "length": "24"}
+    held = found.graph.node[0].attribute[0].t
+    assert held.data_location == held.DEFAULT and not held.external_data
+    assert onnx.numpy_helper.to_array(held).tolist() == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("entries", "why"),
+    [
+        ({"location": "gone.data"}, "gone.data"),
+        ({"location": "w.data", "offset": "x"}, "weight 'w' cannot be read|not a number"),
+        ({"location": "../w.data"}, "not a path inside"),
+        ({}, "w"),
+    ],
+)
+def test_weights_that_are_not_where_a_graph_says(entries: dict[str, str], why: str, tmp_path: Path) -> None:
+    (tmp_path / "w.data").write_bytes(bytes(24))
+    model = _model(w=(KINDS.FLOAT, [2, 3]))
+    tensor = model.graph.initializer[0]
+    tensor.data_location = tensor.EXTERNAL
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
+    with pytest.raises(ModelError, match=why):
+        read(_saved(tmp_path / "m.onnx", model))
+
+
+def test_what_is_no_graph(tmp_path: Path) -> None:
+    for data in (b"", onnx.ModelProto(ir_version=9).SerializeToString(), _model().SerializeToString(), b"no"):
+        (tmp_path / "m.onnx").write_bytes(data)
+        with pytest.raises(ModelError, match=r"m\.onnx.*(not an ONNX (model|file)|is empty)"):
+            read(tmp_path / "m.onnx")
