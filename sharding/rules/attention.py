@@ -113,6 +113,8 @@ def quantized_attention(node: NodeView) -> list[Option]:
     shapes = [shape_of(node, index) for index in (4, 7)]
     if any(shape is not None and len(shape) > 1 for shape in shapes) or shapes[0] is None:
         return []
+    if shapes[1] is None and not absent(node, 7):
+        return []
     columns = [index for index, shape in zip((4, 7), shapes, strict=True) if shape and shape[0] != 1]
     return _fused(node, mask=5, past=8, bias=None, per_column=columns)
 

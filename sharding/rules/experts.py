@@ -42,8 +42,10 @@ def quantized_mixture(node: NodeView) -> list[Option]:
         shape = shape_of(node, index)
         if shape is not None and len(shape) == 3:
             second.append(index)
+    known = all(absent(node, index) or shape_of(node, index) is not None for index in (6, 12))
+    first = (2, 3, 4, 8, 9, 10, 11, 13)
     return [
-        *_inner(node, first=(2, 3, 4, 8, 9, 10, 11, 13), second=tuple(second), bias=7, points=(11, 13)),
+        *(_inner(node, first=first, second=tuple(second), bias=7, points=(11, 13)) if known else ()),
         *_whole_experts(node, range(2, 14), kept=(7, *({6, 12} - set(second)))),
         *_tokens(node, 14),
     ]

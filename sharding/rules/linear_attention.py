@@ -10,7 +10,7 @@ from functools import partial
 from sharding.onnx_files.attributes import integer
 from sharding.rules.attention import divided_counts
 from sharding.rules.base import NodeView, Option, rule
-from sharding.rules.common import dim, option, shape_of, splits
+from sharding.rules.common import absent, dim, option, shape_of, splits
 from sharding.slices.domains import MICROSOFT
 from sharding.slices.placement import Split
 
@@ -42,7 +42,8 @@ def linear_attention(node: NodeView) -> list[Option]:
         return []
     heads, pairs = (integer(node.attributes, name, 0) for name in ("q_num_heads", "kv_num_heads"))
     options = []
-    if node.divisible(heads) and node.divisible(pairs):
+    known = absent(node, 5) or shape_of(node, 5) is not None
+    if known and node.divisible(heads) and node.divisible(pairs):
         own, state = Split(2), Split(1)
         parts = dict.fromkeys((0, 1, 2, 4, *((5,) if dim(shape_of(node, 5), 2) != 1 else ())), own)
         emit = partial(divided_counts, node)

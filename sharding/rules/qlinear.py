@@ -47,7 +47,8 @@ def qgemm(node: NodeView) -> list[Option]:
     if not absent(node, 6) and (bias is None or (len(bias) == 2 and bias[0] != 1) or bias[-1] != b[1 - b_k]):
         return []
     options = []
-    for blocks in node.blocks(b[1 - b_k]):
+    known = all(absent(node, index) or shape_of(node, index) is not None for index in (4, 5))
+    for blocks in node.blocks(b[1 - b_k]) if known else ():
         split = Split(1 - b_k, blocks)
         parts = {3: split} | vectors(node, (4, 5), split)
         if bias is not None:

@@ -385,3 +385,18 @@ def test_another_user_cannot_be_rank_0(pool: ThreadPoolExecutor, job: str) -> No
             join(pool, job, 1, 2).result(PATIENCE)
     finally:
         squatter.communicate(timeout=PATIENCE)
+
+
+def test_what_a_rank_gave_stays_its_own_where_an_exchange_fails(pool: ThreadPoolExecutor, job: str) -> None:
+    """For whichever rank it is: who gave a file may still use it."""
+    first, second = everyone(pool, job, 2)
+    second.close()
+    for member in (first,):
+        ends = os.pipe()
+        with pytest.raises(PeerLostError):
+            member.exchange({}, [ends[0]], PATIENCE)
+        os.write(ends[1], b"mine")
+        assert os.read(ends[0], 9) == b"mine"
+        for end in ends:
+            os.close(end)
+    first.close()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ranks.collectives.shm import communicator, sync
+from ranks.collectives.shm import communicator, phases, sync
 from ranks.collectives.shm.area import MAIL, PLACES, Area, create
 from ranks.collectives.shm.phases import DIRECT
 from ranks.collectives.shm.sync import STEP
@@ -422,3 +422,42 @@ def test_only_what_lies_in_the_own_arena_has_a_place_there(arena: Area) -> None:
     assert arena.offset_of(arena.arena(1, 0, (8,), bytes_)) is None
     assert arena.offset_of(arena.slot(1, 1, (8,), bytes_)) is None
     assert arena.offset_of(np.empty(8, np.uint8)) is None
+
+
+def test_what_a_rank_said_when_it_failed_is_told_as_it_was(
+    pair: Pair, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = pair
+    monkeypatch.setattr(phases, "ALIKE_SECONDS", 0.1)
+    failed = pool.submit(first.all_failed, "it has a cold")
+    with pytest.raises(CollectiveError, match=r"it has a cold$"):
+        second.barrier()
+    assert failed.result(PATIENCE) is False
+
+
+@pytest.mark.parametrize("at", [None, "first", "second"])
+def test_large_buffers_of_shared_memory_are_used_where_they_lie(
+    pair: Pair, pool: ThreadPoolExecutor, at: str | None
+) -> None:
+    """By all ranks or by none."""
+    ranks = pair
+    count = DIRECT // 4
+
+    def buffer(rank: communicator.ShmCommunicator, place: str) -> Array:
+        found = rank._phases.area.allocate((count,), np.dtype(np.int32))
+        assert rank._phases.area.offset_of(found) is not None
+        return np.empty(count, np.int32) if place == at else found
+
+    buffers = [buffer(rank, place) for rank, place in zip(ranks, ("first", "second"), strict=True)]
+    seen = [
+        pool.submit(rank._phases.buffers, own, STEP - 1, lambda: "a test")
+        for rank, own in zip(ranks, buffers, strict=True)
+    ]
+    for found in seen:
+        views = found.result(PATIENCE)
+        assert len(views) == (2 if at is None else 0)
+        for view, own in zip(views, buffers, strict=False):
+            own[:] = np.arange(count)
+            np.testing.assert_array_equal(view, own)
+    small = buffers[0][: count - 1]
+    assert ranks[0]._phases.buffers(small, STEP - 1, lambda: "a test") == []

@@ -115,3 +115,16 @@ def test_lengths_beyond_64_bits_are_a_type_error(model: Model) -> None:
         model.resize(model.get_inputs(), [[2**63, 8]])
     with pytest.raises(TypeError, match=f"input_shape value's element {beyond}"):
         Converter().input_shape = {"x": [2**63]}
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 0)])
+def test_an_input_without_data_is_of_zeros(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Also one number, and none at all; of an open shape nothing is known."""
+    model = Model()
+    model.build_from_file(str(api_models.add_one(tmp_path / "one.onnx", shape)), ModelType.ONNX)
+    found = model.predict(model.get_inputs())[0].get_data_to_numpy()
+    assert found.shape == shape and (found == 1).all()
+    (tensor,) = model.get_inputs()
+    tensor.shape = [-1]
+    with pytest.raises(RuntimeError, match=r"'x' has no data and its shape \[-1\] is open"):
+        model.predict([tensor])

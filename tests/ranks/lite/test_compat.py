@@ -97,8 +97,14 @@ def test_parts_that_are_not_here_are_named() -> None:
         _ = mslite.LLMEngine
     with pytest.raises(ImportError, match="LLMEngine"):
         exec("from mindspore_lite import LLMEngine")
-    with pytest.raises(ModuleNotFoundError, match=r"mindspore_lite.llm_engine"):
+    with pytest.raises(
+        ModuleNotFoundError,
+        match=r"^No module named 'mindspore_lite\.llm_engine': shardrun, .* has mindspore_lite\.co.* it\.$",
+    ) as caught:
         exec("import mindspore_lite.llm_engine")
+    assert caught.value.name == "mindspore_lite.llm_engine"
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'mindspore_liter'$"):
+        exec("import mindspore_liter")
 
 
 def test_uninstall_takes_it_back() -> None:

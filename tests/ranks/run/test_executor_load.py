@@ -257,7 +257,7 @@ def field(key: str, text: str) -> Callable[[onnx.TensorProto], None]:
         (field("location", "../secret"), "'../secret', which is not a path inside"),
         (field("location", "/etc/passwd"), "'/etc/passwd', which is not a path inside"),
         (field("location", ""), "'', which is not a path inside"),
-        (field("location", "other.data"), "needs the file 'other.data'"),
+        (field("location", "other.data"), "needs the file 'other.data': No such file or directory."),
         (field("offset", "-1"), "ends at byte"),
         (field("offset", "99999999999"), "truncated or belongs to another model"),
         (field("offset", "x"), "not a number"),
@@ -408,3 +408,26 @@ def test_a_plain_model_is_loaded_without_onnx(tmp_path: Path) -> None:
         [sys.executable, "-c", code, path], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_an_input_that_says_no_shape_may_have_any(tmp_path: Path) -> None:
+    """A session gives it none, as it does one number."""
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Neg", ["x"], ["y"]), onnx.helper.make_node("Neg", ["one"], ["z"])],
+        "any",
+        [
+            onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, None),
+            onnx.helper.make_tensor_value_info("one", onnx.TensorProto.FLOAT, []),
+        ],
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in "yz"],
+    )
+    path = tmp_path / "any.onnx"
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9), path
+    )
+    model = executor.load(path, threads=1)
+    assert [(spec.name, spec.open_rank) for spec in model.inputs] == [("x", True), ("one", False)]
+    for shape in ((), (2,), (2, 3)):
+        x = np.ones(shape, np.float32)
+        assert np.array_equal(model.run({"x": x, "one": np.ones((), np.float32)})[0], -x)
+    model.close()

@@ -488,6 +488,8 @@ def test_engines_are_kept_apart(tmp_path: Path) -> None:
     alone, first, second = (SessionConfig(rank=rank) for rank in (None, 0, 1))
     found = [path(one, alone), path(two, alone), path(one, first), path(one, second), path(two, second)]
     assert len(set(found)) == 5
+    names = [Path(folder).name for folder in found]
+    assert re.fullmatch("[0-9a-f]{16}", names[0]) and names[2:4] == [f"{names[0]}-rank0", f"{names[0]}-rank1"]
     assert all(Path(folder).parent == tmp_path / "engines" for folder in found)
     assert path(one, first) == found[2] and path(one.read_bytes(), first) == path(one.read_bytes(), first)
     assert engines.apart({"device_id": "1"}, one, first) == {"device_id": "1"}

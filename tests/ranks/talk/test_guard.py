@@ -10,10 +10,12 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from ranks.talk import sentry, stacks
+from ranks.talk import guard, sentry, stacks
 from tests.launcher.cli_tools import environment
 from tests.launcher.processes import LIMIT, MARK, marked, wait_until
 
@@ -164,3 +166,49 @@ def test_it_ends_with_the_rank(mark: str) -> None:
     started.kill()
     started.communicate(timeout=60)
     assert wait_until(lambda: not marked(mark), LIMIT), marked(mark)
+
+
+@pytest.mark.parametrize(
+    ("still", "steps", "looks"),
+    [
+        # Each look counts as long as it lay behind the one before, but never as more than two of them: a host
+        # that was suspended stood still, and its ranks did not.
+        ([True], [1.0], 5),
+        ([True], [2.0], 3),
+        ([True], [3600.0], 3),
+        ([True, True, False], [2.0], None),
+        ([False, True], [2.0], None),
+        ([False, True, True, True], [2.0], 4),
+    ],
+)
+def test_how_long_work_has_stood_still(
+    still: list[bool], steps: list[float], looks: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a limit of 5 s and a look each second, which may come late."""
+    clock, done = [0.0], list[bool]()
+    states, lengths = itertools.cycle(still), itertools.cycle(steps)
+
+    class Ended(BaseException):
+        pass
+
+    def sleep(_: float) -> None:
+        if len(done) == 20:
+            raise Ended
+        clock[0] += next(lengths)
+
+    def leave(status: int) -> None:
+        raise Ended(status)
+
+    def beat() -> SimpleNamespace:
+        done.append(next(states))
+        return SimpleNamespace(still=done[-1])
+
+    monkeypatch.setattr(guard, "LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(guard.time, "sleep", sleep)
+    monkeypatch.setattr(guard.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(guard.os, "_exit", leave)
+    pulse: Any = SimpleNamespace(beat=beat)
+    with pytest.raises(Ended) as caught:
+        guard._feel(pulse, 5.0, "rank 3")
+    assert caught.value.args == (() if looks is None else (1,))
+    assert len(done) == (looks or 20)

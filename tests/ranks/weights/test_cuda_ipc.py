@@ -558,3 +558,25 @@ def test_a_weight_of_a_subgraph_is_not_taken_for_one_of_the_graph(tmp_path: Path
         np.testing.assert_array_equal(y, big * factor)
     del session
     weights.close()
+
+
+def test_an_owner_that_sent_no_memory(foreign: tuple[FakeDriver, DeviceWeights, Path]) -> None:
+    """And a model of bytes, which nothing on a device is of."""
+    _, weights, folder = foreign
+    for model, parts in (
+        (folder / "m.onnx", {}),
+        (b"a model", {on_device.DEVICE: (weights.description, weights.descriptors)}),
+    ):
+        store = on_device.AttachedOnDevice(folder, parts)  # type: ignore[arg-type]
+        with pytest.raises(WeightsError, match="m"):
+            store.open(model, CONFIG, "m")
+
+
+def test_the_driver_is_this_process_s_where_none_is_given(
+    foreign: tuple[FakeDriver, DeviceWeights, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, weights, folder = foreign
+    monkeypatch.setattr(device_model, "Driver", lambda: driver)
+    found = open_device_weights(weights.description, weights.descriptors, folder)
+    assert found.device == 0
+    found.close()

@@ -164,3 +164,12 @@ def test_a_guard_that_another_process_keeps_is_ended(
     finally:
         for descriptor in kept:
             os.close(descriptor)
+
+
+def test_the_guard_is_in_a_session_of_its_own(temporary: Path) -> None:
+    """So that what ends this process's group, or a terminal's, does not end it."""
+    with plain_folder() as folder:
+        assert begun(folder)
+        (guard,) = (one for one in psutil.Process().children() if str(folder) in one.cmdline())
+        assert os.getsid(guard.pid) == os.getpgid(guard.pid) == guard.pid
+        assert guard.cwd() == "/" and set(guard.environ()) <= {"PATH", "PWD"}

@@ -213,3 +213,12 @@ def test_a_body_that_cannot_be_gone_through_hides_nothing_else(
     text = f"next = Tanh(state) {_chain(1).replace('next', 'other')} row = Neg(other)"
     path = _model(tmp_path / "model.onnx", _body(text), ["b", WIDTH], WEIGHTS)
     assert _shapes(path)["l"] == ("b", WIDTH)
+
+
+def test_outputs_without_a_name_hide_no_others(tmp_path: Path) -> None:
+    """The second and third of these are of no use to anyone."""
+    norm = "next, , , row = com.microsoft.SkipLayerNormalization(state, state, gamma)"
+    path = _model(tmp_path / "model.onnx", _body(norm), ["b", "s", WIDTH], {"gamma": graphs.array(WIDTH)})
+    shapes = _shapes(path)
+    assert shapes["l"] == ("b", "s", WIDTH)
+    assert shapes["stacked"] == (None, "b", "s", WIDTH)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import operator
 import os
 import pickle
 import random
@@ -11,6 +13,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -357,3 +360,46 @@ def test_conditions_on_inputs() -> None:
     ):
         assert not program_check.is_condition(text), text
     assert not program_check.is_condition(3)
+
+
+def _called(kind: str, target: Any) -> Any:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(getattr(graph, kind)(target, (x,)))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "refused"),
+    [
+        ("call_function", torch.ops.aten.relu.default, False),
+        ("call_function", operator.neg, False),
+        ("call_function", math.floor, False),
+        ("call_function", torch.sym_float, False),
+        ("call_function", torch.relu, True),
+        ("call_function", os.system, True),
+        ("call_function", print, True),
+        ("call_method", "relu", True),
+    ],
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_only_operators_are_called(
+    kind: str, target: Any, refused: bool, inside: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of what torch has read, also where a further graph is in it: it finds functions by their names."""
+    found = _called(kind, target)
+    if inside:
+        outer = _called("call_function", torch.ops.aten.relu.default)
+        outer.add_module("branch", found)
+        found = outer
+    path = tmp_path / "net.pt2"
+    path.write_bytes(b"")
+    read = SimpleNamespace(graph_module=found, state_dict={}, constants={})
+    monkeypatch.setattr(program, "check_program", lambda _: None)
+    monkeypatch.setattr(torch.export, "load", lambda _: read)
+    monkeypatch.setattr(program, "export_program", lambda *given: given)
+    if refused:
+        with pytest.raises(ModelError, match=r"net.pt2 is refused: it calls '.*', which is no operator"):
+            program.import_program(path, 18)
+    else:
+        assert program.import_program(path, 18) == (read, 18, str(path))  # type: ignore[comparison-overlap]

@@ -5,6 +5,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import onnx
 import pytest
 
 import sharding
@@ -199,3 +200,21 @@ def test_weights_that_may_be_whole_may_be_so_with_state_in_parts(monkeypatch: py
         monkeypatch.setattr(kept_state, "count_collectives", lambda s, g, choices, w, m=worth: m(choices[0]))
         assert kept_state.solve_with_state(mock.Mock(), [], 2, whole=()) == [found]
         assert [one.get("held") for one in asked] == [None, held, lies]
+
+
+@pytest.mark.parametrize("turned", [0, 1])
+def test_a_narrow_weight_may_lie_turned(tmp_path: Path, turned: int) -> None:
+    """The one head of keys and of values, [columns, rows], is known as narrow as the same the other way."""
+    layers, weights, body = 1, {name: np.asarray(value, np.int64) for name, value in NUMBERS.items()}, ""
+    for name in ("k", "v"):
+        weights[f"w{name}_0"] = graphs.array(*((SIZE, WIDTH) if turned else (WIDTH, SIZE))) / 4
+    weights |= {"wq_0": graphs.array(WIDTH, WIDTH) / 4, "wo_0": graphs.array(WIDTH, WIDTH, seed=3) / 4}
+    body = _numbered(MULTI_QUERY.replace("SCORES", PLAIN).replace("OUT", "y"), 0).replace("x0", "x")
+    for name in ("k", "v"):
+        plain, fused = f"MatMul(x, w{name}_0)", f"com.microsoft.FusedMatMul<transB = {turned}>(x, w{name}_0)"
+        body = body.replace(plain, fused)
+    text = f"g (float[batch, seq, {WIDTH}] x) => (float[batch, seq, {WIDTH}] y) {{ {body} }}"
+    onnx.save(graphs.model(text, weights), tmp_path / "model.onnx")
+    plan = sharding.plan_model(tmp_path / "model.onnx", 4)
+    assert plan.collective_counts() == {"AllReduce": layers}
+    assert {name for name, where in plan.weights.items() if str(where[0]) == "replicated"} == {"wk_0", "wv_0"}

@@ -293,3 +293,29 @@ def test_names_are_looked_at_only_where_something_is_joined(monkeypatch: pytest.
     monkeypatch.setattr(type(graph), "__iter__", counted)
     simplify(graph, 18)
     assert asked == 1
+
+
+@pytest.mark.parametrize(
+    ("merged", "result", "simple"),
+    [
+        ([6, 6, 4], [2, 3, 4, 6], True),
+        # Of these the last two axes are not those of the input: other elements change places.
+        ([6, 8, 3], [2, 3, 4, 6], False),
+        ([12, 3, 4], [2, 3, 4, 6], False),
+        ([6, 6, 4], [3, 2, 4, 6], False),
+        ([6, 6, 4], [2, 3, 6, 4], False),
+        ([36, 4], [2, 3, 6, 4], True),
+    ],
+)
+def test_reshapes_of_known_lengths_around_a_transposition(
+    tmp_path: Path, merged: list[int], result: list[int], simple: bool
+) -> None:
+    perm = [0, 2, 1] if len(merged) == 3 else [0, 1]
+    text = f"""g (float[2, 3, 6, 4] x) => (float[{", ".join(map(str, result))}] y) {{
+      a = Reshape(x, merged) b = Transpose<perm = {perm}>(a) c = Reshape(b, result) y = Relu(c)
+    }}"""
+    weights = {"merged": np.asarray(merged), "result": np.asarray(result)}
+    path = graphs.save(tmp_path / "model.onnx", text, weights)
+    assert (_operators(path) == ["Transpose", "Relu"]) is simple
+    sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(2, 3, 6, 4)}, tolerance=0)

@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Set
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -227,3 +228,21 @@ def test_what_differs_from_the_whole_node_is_found(found: Array) -> None:
     compare(whole_node.copy(), whole_node, 1e-5, "equal")
     with pytest.raises(AssertionError):
         compare(found, whole_node, 1e-5, "other")
+
+
+@pytest.mark.parametrize("operator", sorted(RULES), ids=lambda key: ".".join(filter(None, key)))
+def test_less_is_offered_where_less_is_known(operator: tuple[str, str]) -> None:
+    """Of an input whose shape is not known no rule says more than of the same where it is, or what it says
+    besides is exact, too."""
+    for case in BY_OPERATOR[operator]:
+        if not runnable(case):
+            continue
+        expected = _expected(case)
+        known = {(tuple(item.inputs), tuple(item.outputs)) for item in options_of(case, 2, expected)}
+        for index, value in enumerate(case.inputs):
+            if value is None:
+                continue
+            less = replace(case, shapes={**case.shapes, index: None})
+            found = {(tuple(item.inputs), tuple(item.outputs)) for item in options_of(less, 2, expected)}
+            if not found <= known:
+                prove(less, 2, expected=expected)

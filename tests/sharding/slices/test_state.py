@@ -481,3 +481,19 @@ def test_patterns_stand_for_any_number_of_layers() -> None:
     pairs = [("past.%d.key", "present.%d.key"), ("state", "state_out")]
     wanted = [(name, name.replace("past", "present")) for name in names]
     assert [*of_layers(pairs, [*names, "past..key", "past.x.key", "past.1.keys"])] == [*wanted, pairs[1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "offered"),
+    [
+        # What is "past" alone is "present" then; of one with a key's name all marks are known.
+        ("past_0_in", "present_0_in", True),
+        ("past_0_in", "past_0_out", False),
+        ("past_0", "past_0_out", False),
+        ("past_key_0_in", "past_key_0_out", True),
+        ("past_key_values_in", "past_key_values_out", True),
+        ("past.0.value_in", "past.0.value_out", True),
+    ],
+)
+def test_outputs_of_what_is_past(name: str, output: str, offered: bool) -> None:
+    assert (output in dict(outputs_for(name))) is offered

@@ -166,7 +166,10 @@ def _rolled(b: Builder, x: Value, axis: int, shift: int) -> Value:
         shift = shift % length if length else 0
     if not shift:
         return x
-    place, cut = b.ints((axis,)), b.ints((-shift,))
+    cut = b.ints((-shift,))
+    if not isinstance(length, int):  # a shift may be longer: whole turns change nothing
+        cut = b.op("Mod", [cut, b.ints((b.op("Max", [length, b.const(1, np.int64)]),))])
+    place = b.ints((axis,))
     tail = b.op("Slice", [x, cut, b.ints((2**62,)), place])
     head = b.op("Slice", [x, b.ints((0,)), cut, place])
     return b.op("Concat", [tail, head], {"axis": axis})
