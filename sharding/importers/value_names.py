@@ -83,6 +83,8 @@ def _apply(model_graph: onnx.GraphProto, changes: dict[str, str]) -> None:
             sparse.values.name = changes.get(sparse.values.name, sparse.values.name)
         for item in graph.quantization_annotation:
             item.tensor_name = changes.get(item.tensor_name, item.tensor_name)
+            for entry in item.quant_parameter_tensor_names:
+                entry.value = changes.get(entry.value, entry.value)
         for node in graph.node:
             for names in (node.input, node.output):
                 for index, name in enumerate(names):
@@ -95,6 +97,7 @@ def _names(model_graph: onnx.GraphProto) -> set[str]:
     for graph in graphs_in(model_graph):
         found.update(value.name for value in (*graph.input, *graph.output))
         found.update(weight.name for weight in graph.initializer)
+        found.update(weight.values.name for weight in graph.sparse_initializer)
         for node in graph.node:
             found.update(node.input, node.output)
     return found

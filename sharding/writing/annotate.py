@@ -57,7 +57,11 @@ def annotate(plan: Plan, output: str | Path) -> None:
     model's folder, and are copied beside it otherwise. Raises `OutputError` if the output cannot be written.
     """
     output, source = Path(output), plan.source.path
-    if output.is_dir() or (output.exists() and not output.is_file()):
+    try:
+        in_the_way = output.exists() and not output.is_file()
+    except OSError as error:  # too long a name, a circle of links
+        raise OutputError(f"{output} cannot be written: {why_unwritable(error)}.") from None
+    if in_the_way:
         raise OutputError(f"{output} is not a file: give the annotated copy the name of a new ONNX file.")
     if not output.absolute().parent.is_dir():
         raise OutputError(f"{output} cannot be written: its folder does not exist.")

@@ -57,3 +57,54 @@ def test_shapes_are_those_of_a_run(op_type: str) -> None:
                     assert all(fits), f"{case}, {name} of {known}: {shape}"
                 if known == "lengths":
                     assert shape is not None and (op_type in LONGER or None not in shape), f"{case}, {name}"
+
+
+def _shapes(op_type: str, *inputs: Any, outputs: int = 3, **attributes: Any) -> list[Any]:
+    """What is known of the outputs for inputs of these shapes; None where one is absent."""
+    values = [
+        None
+        if shape is None
+        else ir.Value(name=f"x{place}", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(shape))
+        for place, shape in enumerate(inputs)
+    ]
+    node = ir.Node(MICROSOFT, op_type, values, convert_attributes(attributes), num_outputs=outputs)
+    for place, output in enumerate(node.outputs):
+        output.name = f"y{place}"
+    found = infer(node) or {}
+    return [declared_shape(found[f"y{place}"]) if f"y{place}" in found else None for place in range(outputs)]
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "value", "wanted"),
+    [
+        ((2, 5, 4, 3, 8), None, None, [(2, 5, 32), (2, 4, 5, 8), (2, 4, 5, 8)]),
+        ((2, 5, 32), (2, 7, 4, 2, 8), None, [(2, 5, 32), (2, 4, 7, 8), (2, 4, 7, 8)]),
+        ((2, 5, 32), (2, 7, 32), (2, 7, 64), [(2, 5, 64), (2, 4, 7, 8), (2, 4, 7, 16)]),
+        ((2, 5, 32), (2, 4, 7, 8), (2, 4, 7, 16), [(2, 5, 64), (2, 4, 7, 8), (2, 4, 7, 16)]),
+        ((2, 5, 32), None, None, [(2, 5, 32), (2, 4, 5, 8), (2, 4, 5, 8)]),
+        (("b", "s", 4, 3, None), None, None, [("b", "s", None), ("b", 4, "s", None), ("b", 4, "s", None)]),
+        (("b", 5, 32), ("b", "l", 4, 2, None), None, [("b", 5, None), ("b", 4, "l", 8), ("b", 4, "l", None)]),
+    ],
+)
+def test_attention_of_what_is_packed(query: Any, key: Any, value: Any, wanted: Any) -> None:
+    assert [tuple(item) for item in _shapes("MultiHeadAttention", query, key, value, num_heads=4)] == wanted
+
+
+def test_half_of_the_last_axis() -> None:
+    for shape, wanted in (((2, 3, 8), (2, 3, 4)), ((2, 3, None), (2, 3, None)), (("n", 6), ("n", 3))):
+        (found,) = _shapes("BiasSplitGelu", shape, (8,), outputs=1)
+        assert tuple(found) == wanted
+
+
+def test_products_of_turned_operands() -> None:
+    def product(a: Any, b: Any, **more: int) -> Any:
+        (found,) = _shapes("FusedMatMul", a, b, outputs=1, **more)
+        return None if found is None else tuple(found)
+
+    both = {"transBatchA": 1, "transBatchB": 1}
+    assert product((4, 2, 8), (8, 2, 6), **both) == (2, 4, 6)
+    assert product((4, 2, 8), (2, 8, 6), transBatchA=1) == (2, 4, 6)
+    assert product((2, 8, 4), (2, 6, 8), transA=1, transB=1) == (2, 4, 6)
+    assert product((4, 8), (8, 6), **both) is None
+    assert product((4, 2, 8), (8, 6), **both) is None
+    assert product((8,), (8, 6)) is None

@@ -101,3 +101,75 @@ def test_what_is_added_before_a_division_is_less_than_the_divisor(
     added = evaluate("Add", {}, [known([f"{by}{MARK}n"]), known([number])])
     divided = evaluate("Div", {}, [added, known([by])])
     assert divided is not None and divided.tolist() == [found]
+
+
+def _found(op_type: str, *inputs: object, **attributes: object) -> object:
+    """What is computed of vectors (lists), numbers, and what is not known (None)."""
+    given = [None if item is None else known(np.asarray(item, object)) for item in inputs]
+    picked = evaluate(op_type, attributes, given)
+    return None if picked is None else picked.tolist()
+
+
+SHAPE = ["n", 2, 3, "m"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "found"),
+    [
+        (([0], [2]), ["n", 2]), (([1], [9]), [2, 3, "m"]), (([-1], [9]), ["m"]), (([-9], [1]), ["n"]),
+        (([1], [-1]), [2, 3]), (([3], [1]), []), (([0], [4], [0], [2]), ["n", 3]),
+        (([3], [0], [0], [-1]), ["m", 3, 2]), (([-1], [-9], [0], [-2]), ["m", 2]),
+        (([0], [4], [0], [0]), None), (([0], None), None), ((None, [2]), None), (([0], [2], None), None),
+        (([0], ["n"]), None), ((["n"], [2]), None), (([0], [2], [0], ["n"]), None),
+    ],
+)  # fmt: skip
+def test_a_part_of_a_shape(bounds: tuple[object, ...], found: object) -> None:
+    assert _found("Slice", SHAPE, *bounds) == found
+
+
+def test_a_part_that_attributes_name() -> None:
+    assert _found("Slice", SHAPE, starts=[1], ends=[3]) == [2, 3]
+    assert _found("Slice", SHAPE, starts=[-1], ends=[2**63 - 1]) == ["m"]
+    assert _found("Slice", [[1, 2], [3, 4]], [0], [1]) is None
+    assert _found("Slice", None, [0], [1]) is None
+
+
+@pytest.mark.parametrize(
+    ("op_type", "x", "y", "found"),
+    [
+        ("Sub", ["n", 7, 3], [0, 2, 5], ["n", 5, -2]), ("Sub", ["n", 0], ["n", "n"], [None, None]),
+        ("Sub", ["n"], [1], [None]), ("Add", ["n", 0, 2], [0, "m", 3], ["n", "m", 5]),
+        ("Mul", ["n", 1, 2, 0], [1, "m", 3, "n"], ["n", "m", 6, None]),
+        ("Div", ["n", 7, 6], [1, 2, 3], ["n", 3, 2]), ("Div", [-7, 7, 7], [2, -2, 0], [None] * 3),
+        ("Div", ["n", "n"], ["n", 2], [1, None]), ("Div", [0, 3], [5, 4], [0, 0]),
+        ("Equal", [3, 3, "n", "n"], [3, 4, -1, 3], [True, False, False, None]),
+        ("Equal", [-1, 0], ["n", "n"], [False, None]),
+        ("Max", [3, "n", "n"], [5, "n", 1], [5, "n", None]), ("Min", [3, -1], [5, 0], [3, -1]),
+    ],
+)  # fmt: skip
+def test_two_numbers(op_type: str, x: list[object], y: list[object], found: object) -> None:
+    assert _found(op_type, x, y) == found
+    assert _found(op_type, None, y) is None and _found(op_type, x, None) is None
+
+
+def test_one_of_two_by_a_condition() -> None:
+    assert _found("Where", [True, False, None], [1, "n", 3], ["m", 5, 6]) == [1, 5, None]
+    assert _found("Where", [True, False], ["n"], [4, 5]) == ["n", 5]
+    for place in range(3):
+        inputs: list[object] = [[True], [1], [2]]
+        inputs[place] = None
+        assert _found("Where", *inputs) is None
+
+
+def test_vectors_and_numbers() -> None:
+    assert _found("Reshape", ["n"], [-1]) == ["n"]
+    assert _found("Reshape", ["n"], []) == "n"
+    assert _found("Reshape", "n", [1]) == ["n"]
+    assert _found("Reshape", ["n", 2], [-1]) == ["n", 2]
+    assert _found("Reshape", ["n", 2], [2, 1]) is None
+    assert _found("Reshape", ["n"]) is None and _found("Reshape", None, [1]) is None
+    assert _found("Unsqueeze", "n", [0]) == ["n"]
+    assert _found("Unsqueeze", "n", axes=[0]) == ["n"]
+    assert _found("Unsqueeze", ["n"], [0]) is None and _found("Unsqueeze", "n", [0, 1]) is None
+    assert _found("Cast", ["n", True], to=7) == ["n", 1] and _found("Cast", ["n"], to=6) == ["n"]
+    assert _found("Cast", ["n"], to=1) is None and _found("Cast", None, to=7) is None

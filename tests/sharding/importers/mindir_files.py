@@ -38,11 +38,7 @@ class File:
         message.name = name
         graph = Graph(self, message)
         for local, dtype, dims in inputs:
-            value = message.input.add(name=f"{name}:{local}")
-            if dtype == "monad":
-                value.denotation = "UMonadType"
-            else:
-                value.tensor.add(data_type=DTYPES[dtype], dims=list(dims))
+            graph.input(local, dtype, dims)
         self.graphs.append(graph)
         return graph
 
@@ -63,6 +59,14 @@ class Graph:
 
     def __getitem__(self, local: str) -> str:
         return f"{self.name}:{local}"
+
+    def input(self, local: str, dtype: str, dims: Sequence[int]) -> str:
+        value = self.message.input.add(name=self[local])
+        if dtype == "monad":
+            value.denotation = "UMonadType"
+        else:
+            value.tensor.add(data_type=DTYPES[dtype], dims=list(dims))
+        return self[local]
 
     def weight(self, local: str, array: np.ndarray[Any, Any]) -> str:
         self.message.parameter.add(
@@ -122,8 +126,10 @@ def fill(attribute: Any, value: Any) -> None:
     elif isinstance(value, tuple):
         attribute.type = TUPLE
         for item in value:
-            inner = attribute.values.add(type=INT64)
-            inner.ints.append(item)
+            if isinstance(item, float):
+                attribute.values.add(type=FLOAT).floats.append(item)
+            else:
+                attribute.values.add(type=INT64).ints.append(item)
     else:
         array = np.asarray(value)
         attribute.type = TENSORS

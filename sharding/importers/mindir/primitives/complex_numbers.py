@@ -19,7 +19,6 @@ from sharding.importers.mindir.primitives.base import (
     Primitive,
     RefusedError,
     Value,
-    element_type,
     primitive,
 )
 from sharding.importers.mindir.primitives.operands import Builder
@@ -268,14 +267,16 @@ def _root(b: Builder, x: ComplexValue) -> Value:
     return made(b.op("Where", [left, b.op("Abs", [short]), long]), b.op("Where", [left, signed, short]))
 
 
-def _cast(b: Builder, x: Operand, dtype: Operand = None) -> Operand:
-    wanted = element_type(dtype)
-    if not isinstance(x, ComplexValue):
-        return made(*parts_of(b, x)) if wanted.kind == "c" else b.cast(b.value(x), wanted)
-    if wanted.kind != "c":
-        return b.cast(x.real, wanted)
-    half = np.float64 if wanted == np.complex128 else np.float32
-    return made(b.cast(x.real, half), b.cast(x.imaginary, half))
+@primitive("Cast", of_complex=True)
+def cast(b: Builder, node: Node, x: Operand, *, dst_type: Operand = None) -> Value:
+    """Another element type; of a complex number a real one has the real part."""
+    value = x if isinstance(x, ComplexValue) else b.value(x)
+    wanted = b.element_type(dst_type, b.result_type(node, value.dtype))
+    if wanted.kind == "c":
+        half = np.float64 if wanted == np.complex128 else np.float32
+        parts = parts_of(b, value if isinstance(value, ComplexValue) else b.cast(value, half))
+        return made(b.cast(parts[0], half), b.cast(parts[1], half))
+    return b.cast(value.real if isinstance(value, ComplexValue) else value, wanted)
 
 
 _FORMS: dict[str, Callable[..., Operand]] = {
@@ -289,6 +290,5 @@ _FORMS: dict[str, Callable[..., Operand]] = {
     "BatchMatMulExt": _matrix_product,
     "Exp": _exponential,
     "Sqrt": _root,
-    "Cast": _cast,
 }
 """Primitives of complex operands that have a form of their own."""

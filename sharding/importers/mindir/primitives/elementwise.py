@@ -165,13 +165,6 @@ def nan_to_num(
     return b.op("Where", [lower, b.scalar(instead["neginf"], wide), found])
 
 
-@primitive("Cast")
-def cast(b: Builder, node: Node, x: Operand, *, dst_type: Operand = None) -> Value:
-    """Another element type."""
-    value = b.value(x)
-    return b.cast(value, b.element_type(dst_type, b.result_type(node, value.dtype)))
-
-
 @primitive("ToDtype", "ToOther", "TypeAs")
 def to_type(b: Builder, node: Node, x: Value, *rest: Operand) -> Value:
     """The element type that the file declares."""

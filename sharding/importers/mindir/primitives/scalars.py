@@ -23,6 +23,8 @@ from sharding.importers.mindir.primitives.base import (
 from sharding.importers.mindir.primitives.operands import Builder, is_float
 
 _MOST = 1 << 62
+_MOST_ITEMS = 1 << 16
+"""Of a tuple that is repeated: a small file can ask for any number."""
 
 
 @primitive("Shape", "shape")
@@ -273,6 +275,8 @@ def sequence_mul(b: Builder, x: Operand, times: Operand) -> Operand:
     """A tuple again and again."""
     known = b.known_ints(times) if times is not None else None
     if isinstance(x, tuple) and known is not None and len(known) == 1:
+        if len(x) * known[0] > _MOST_ITEMS:
+            raise RefusedError(f"a tuple of {len(x) * known[0]} items is too long")
         return x * known[0]
     repeated = b.op("Tile", [_whole(b, x), b.op("Max", [b.ints(times), 0])])
     repeated.sequence = True
@@ -288,9 +292,10 @@ def sequence_slice(b: Builder, x: Operand, *bounds: Operand) -> Operand:
         )
     start, stop, step = (*bounds, 1)[:3]
     if isinstance(x, tuple):
-        known = [b.known_ints(item) if item is not None else None for item in (start, stop, step)]
-        if all(item is None or len(item) == 1 for item in known):
-            first, last, stride = (None if item is None else item[0] for item in known)
+        known = [(None,) if item is None else b.known_ints(item) for item in (start, stop, step)]
+        numbers = [item[0] for item in known if item is not None and len(item) == 1]
+        if len(numbers) == len(known):
+            first, last, stride = numbers
             return x[first:last:stride]
     first_value, last_value = b.ints(0 if start is None else start), b.ints(_MOST if stop is None else stop)
     stride_value = b.ints(1 if step is None else step)
