@@ -166,9 +166,11 @@ def matmul_bnb4(node: NodeView) -> list[Option]:
 
 def _columns(node: NodeView, vectors: tuple[int, ...]) -> list[Option]:
     """The weight's columns, with the vectors that have one value per column; nothing where the shape of one
-    is not known."""
+    is not known, or its length, which may be 1."""
     options, shapes = [], {index: shape_of(node, index) for index in vectors if not absent(node, index)}
     if any(shape is None or len(shape) > 1 for shape in shapes.values()):
+        return []
+    if not all(isinstance(length, int) for shape in shapes.values() for length in shape or ()):
         return []
     for blocks in node.blocks(dim(node.shapes[1], 1)):
         parts = {index: Split(0, blocks) for index, shape in shapes.items() if shape and shape[0] != 1}

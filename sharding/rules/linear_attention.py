@@ -42,7 +42,7 @@ def linear_attention(node: NodeView) -> list[Option]:
         return []
     heads, pairs = (integer(node.attributes, name, 0) for name in ("q_num_heads", "kv_num_heads"))
     options = []
-    known = absent(node, 5) or shape_of(node, 5) is not None
+    known = absent(node, 5) or isinstance(dim(shape_of(node, 5), 2), int)
     if known and node.divisible(heads) and node.divisible(pairs):
         own, state = Split(2), Split(1)
         parts = dict.fromkeys((0, 1, 2, 4, *((5,) if dim(shape_of(node, 5), 2) != 1 else ())), own)

@@ -39,6 +39,7 @@ def quantize(node: NodeView) -> list[Option]:
             split,
         )
         for split in splits(node, shape)
+        if split.axis != axis or isinstance(scale[0], int)  # an open length may be 1
     ]
 
 
@@ -116,11 +117,15 @@ def _parameter(
         return None
     if all(length == 1 for length in shape):
         return REPLICATED
-    if len(shape) == 1:
-        return Split(0, placement.blocks) if placement.axis == len(whole) - from_end else REPLICATED
-    if len(shape) != len(whole):
+    if len(shape) == 1 and placement.axis != len(whole) - from_end:
+        return REPLICATED
+    length = shape[0] if len(shape) == 1 else dim(shape, placement.axis)
+    # An open length may be 1.
+    if len(shape) not in {1, len(whole)} or not isinstance(length, int):
         return None
-    return REPLICATED if dim(shape, placement.axis) == 1 else placement
+    if len(shape) == 1:
+        return Split(0, placement.blocks)
+    return REPLICATED if length == 1 else placement
 
 
 @rule("ConvInteger")

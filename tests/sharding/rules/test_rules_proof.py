@@ -20,7 +20,7 @@ import pytest
 import sharding.rules
 from sharding.rules import RULES
 from tests.sharding.graphs import Array
-from tests.sharding.proof import Case, compare, kind, options_of, prove, runnable, whole, write
+from tests.sharding.proof import Case, Const, compare, kind, options_of, prove, runnable, whole, write
 from tests.sharding.rule_cases import CASES, EXTRA_BY_DOMAIN
 from tests.sharding.rule_cases import EXTRA as FAMILY_EXTRA
 from tests.sharding.rule_cases.offered import OFFERED
@@ -246,3 +246,21 @@ def test_less_is_offered_where_less_is_known(operator: tuple[str, str]) -> None:
             found = {(tuple(item.inputs), tuple(item.outputs)) for item in options_of(less, 2, expected)}
             if not found <= known:
                 prove(less, 2, expected=expected)
+
+
+@pytest.mark.parametrize("operator", sorted(RULES), ids=lambda key: ".".join(filter(None, key)))
+def test_no_more_is_offered_where_a_length_is_open(operator: tuple[str, str]) -> None:
+    """Or what is offered besides is exact, too."""
+    for case in BY_OPERATOR[operator]:
+        if not runnable(case):
+            continue
+        expected = _expected(case)
+        known = {(tuple(item.inputs), tuple(item.outputs)) for item in options_of(case, 2, expected)}
+        for index, value in enumerate(case.inputs):
+            array = value.value if isinstance(value, Const) else value
+            for axis in range(0 if array is None or index in case.shapes else array.ndim):
+                shape = [f"n{axis}" if at == axis else length for at, length in enumerate(array.shape)]
+                less = replace(case, shapes={**case.shapes, index: shape})
+                found = {(tuple(item.inputs), tuple(item.outputs)) for item in options_of(less, 2, expected)}
+                if not found <= known:
+                    prove(less, 2, expected=expected)
