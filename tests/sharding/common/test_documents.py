@@ -147,3 +147,13 @@ def test_how_large_a_file_may_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("length", "shown"), [(8, '"xxxxxxxx"'), (9, '"xxxxxx...')])
 def test_what_messages_quote_is_cut(length: int, shown: str) -> None:
     assert quote("x" * length, 10) == shown and len(shown) == 10
+
+
+def test_values_that_are_no_json_are_told_by_their_kind() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    assert quote(circle) == "list"
+    assert quote({(1, 2): 3}) == "dict"
+    assert quote({1, 2}) == '"{1, 2}"'
+    assert quote("x" * 78) == '"' + "x" * 78 + '"'
+    assert quote("x" * 79) == '"' + "x" * 76 + "..."

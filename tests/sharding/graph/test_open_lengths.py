@@ -11,7 +11,7 @@ import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as errors
 
 import sharding
-from sharding.graph.open_lengths import refine_inputs
+from sharding.graph.open_lengths import _conv, refine_inputs
 from sharding.graph.shape_values import known
 from sharding.graph.symbols import MADE_UP
 from sharding.graph.values import shape_of
@@ -159,3 +159,38 @@ def test_scores_are_as_long_as_without_their_mask(steps: int, found: bool) -> No
     changed = refine_inputs(ir.Node("", "Reshape", [value, ir.Value(name="to")]), lambda _: target)
     assert changed == ({value} if found else set())
     assert value.shape == (scores.shape if found else vague)
+
+
+@pytest.mark.parametrize(
+    ("more", "data", "kernel", "found"),
+    [
+        ({"pads": [1, 1]}, ["n", 3, "l"], [4, 3, 3], ["n", 4, "l"]),
+        ({"pads": [2, 0]}, ["n", 3, "l"], [4, 3, 3], ["n", 4, "l"]),
+        ({"pads": [1, 2]}, ["n", 3, "l"], [4, 3, 3], ["n", 4, None]),
+        ({"pads": [1, 1]}, ["n", 3, "l"], [4, 3, 5], ["n", 4, None]),
+        ({"pads": [1, 1]}, ["n", 3, "l"], [4, 3, None], ["n", 4, None]),
+        ({"pads": [1, 1], "strides": [2]}, ["n", 3, "l"], [4, 3, 3], ["n", 4, None]),
+        ({"pads": [2, 2], "dilations": [2]}, ["n", 3, "l"], [4, 3, 3], ["n", 4, "l"]),
+        ({"pads": [1, 1], "dilations": [2]}, ["n", 3, "l"], [4, 3, 3], ["n", 4, None]),
+        ({}, ["n", 3, "l"], [4, 3, 1], ["n", 4, "l"]),
+        ({"pads": [1, 0, 1, 0]}, ["n", 3, "h", "w"], [4, 3, 3, 3], ["n", 4, "h", None]),
+        ({"pads": [0, 1, 0, 1]}, ["n", 3, "h", "w"], [4, 3, 1, 3], ["n", 4, "h", "w"]),
+        ({"auto_pad": "SAME_UPPER"}, ["n", 3, "l"], [4, 3, 3], None),
+        ({"auto_pad": "NOTSET", "pads": [1, 1]}, ["n", 3, "l"], [4, 3, 3], ["n", 4, "l"]),
+        ({"pads": [1]}, ["n", 3, "l"], [4, 3, 3], None),
+        ({"pads": [1, 1], "strides": [1, 1]}, ["n", 3, "l"], [4, 3, 3], None),
+        ({"pads": [1, 1], "dilations": [1, 1]}, ["n", 3, "l"], [4, 3, 3], None),
+        ({"pads": [1, 1]}, ["n", "l"], [4, 3, 3], None),
+        ({"pads": [1, 1]}, ["n", 3, "l"], None, None),
+    ],
+)
+def test_axes_that_a_convolution_keeps(
+    more: dict[str, Any], data: list[Any], kernel: list[Any] | None, found: list[Any] | None
+) -> None:
+    attributes = [
+        ir.AttrString(name, item) if isinstance(item, str) else ir.AttrInt64s(name, item)
+        for name, item in more.items()
+    ]
+    node = ir.Node("", "Conv", [ir.Value(name="x"), ir.Value(name="w")], attributes)
+    shapes: list[Any] = [data] if kernel is None else [data, kernel]
+    assert _conv(node, shapes, ["n", 4, *[None] * (len(data) - 2)]) == found

@@ -156,3 +156,30 @@ def test_a_file_that_is_mapped(tmp_path: Path) -> None:
     assert bytes(mapped(path, "a model")) == b"abc"
     with pytest.raises(ModelError, match="cannot be read: File name too long"):
         mapped(tmp_path / ("x" * 300), "a model")
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "found"),
+    [
+        (onnx.TensorProto.FLOAT, (2, 3), ("float32", True)),
+        (onnx.TensorProto.FLOAT, (1, 1), ("float32", False)),
+        (onnx.TensorProto.FLOAT, (), ("float32", False)),
+        (onnx.TensorProto.FLOAT, (0, 3), ("float32", False)),
+        (onnx.TensorProto.BFLOAT16, (2,), ("bfloat16", True)),
+        (onnx.TensorProto.FLOAT8E4M3FN, (2,), ("float8_e4m3fn", True)),
+        (onnx.TensorProto.INT64, (2, 3), ("int64", False)),
+        (onnx.TensorProto.UINT16, (2, 3), ("uint16", False)),
+        (onnx.TensorProto.BOOL, (2, 3), ("bool", False)),
+        (onnx.TensorProto.STRING, (2,), None),
+        (onnx.TensorProto.INT4, (2,), None),
+        (onnx.TensorProto.UINT4, (2,), None),
+        (onnx.TensorProto.FLOAT4E2M1, (2,), None),
+        (99, (2,), None),
+    ],
+)
+def test_weights_that_a_checkpoint_may_replace(
+    kind: int, shape: tuple[int, ...], found: tuple[str, bool] | None
+) -> None:
+    target = onnx_file._target(onnx.TensorProto(name="w", data_type=kind, dims=shape))
+    assert (None if target is None else (target.dtype.name, target.needed)) == found
+    assert target is None or target.shape == shape

@@ -120,11 +120,24 @@ def test_the_last_states_alone_are_enough(tmp_path: Path) -> None:
             "(float[1, batch, 8] h2) { h2 = Identity(lf) }>" + REVERSED.replace(", hb)", ", s)"),
             "h = Identity(lb)",
         ),
+        ("w2 = Add(wb, wb) " + REVERSED.replace("wb", "w2"), "h = Identity(lb)"),
+        (REVERSED, "h0 = ReduceSum(yb, zero) h = Squeeze(h0, zero) h1 = Identity(lb)"),
     ],
-    ids=["one alone", "waits", "of the batch", "clip", "waits through a body"],
+    ids=["one alone", "waits", "of the batch", "clip", "waits through a body", "computed", "whole"],
 )
 def test_what_is_no_layer_of_two_directions_stays(tmp_path: Path, backward: str, ends: str) -> None:
     assert len(_on_two(_saved(tmp_path, "GRU", backward, ends), tmp_path / "slices")) == 2
+
+
+def test_weights_that_are_cut_out_of_others(tmp_path: Path) -> None:
+    """The places where they are cut are what many weights may use."""
+    cut = "w2 = Slice(wide, zero, wider, one) r2 = Transpose<perm = [0, 2, 1]>(turned) "
+    wide = graphs.array(1, 30, INPUTS, seed=1) / 3
+    turned = graphs.array(1, HIDDEN, 24, seed=1) / 3
+    more = {"wide": wide, "turned": turned, "wider": np.array([24], np.int64)}
+    backward = cut + REVERSED.replace("wb", "w2").replace("rb", "r2")
+    model = _saved(tmp_path, "GRU", backward, "h = Identity(lb)", more=more)
+    assert len(_on_two(model, tmp_path / "slices")) == 1
 
 
 def test_parameters_of_activations_stay_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +165,15 @@ def test_a_slice_that_stops_short_is_no_reversal(bounds: tuple[int, int], all_of
     weights = {name: np.array([number], np.int64) for name, number in numbers.items()}
     graph = ir.serde.deserialize_model(graphs.model(text, weights)).graph
     assert (_reversed(graph.outputs[0]) is graph.inputs[0]) == all_of_it
+
+
+@pytest.mark.parametrize(("place", "number"), [("zero", [1]), ("back", [-2]), ("back", [1]), ("a", [-2, -1])])
+def test_a_slice_of_another_kind_is_no_reversal(place: str, number: list[int]) -> None:
+    text = "g (float[5, batch] x) => (float[n, batch] y) { y = Slice(x, a, b, zero, back) }"
+    numbers = {"a": [-1], "b": [-6], "zero": [0], "back": [-1]} | {place: number}
+    weights = {name: np.array(item, np.int64) for name, item in numbers.items()}
+    graph = ir.serde.deserialize_model(graphs.model(text, weights)).graph
+    assert _reversed(graph.outputs[0]) is None
 
 
 def _directions(nodes: list[onnx.NodeProto]) -> list[object]:

@@ -196,3 +196,22 @@ def test_gemm_with_a_bias(tmp_path: Path) -> None:
     sharding.slice_model(path, 4, tmp_path / "slices")
     assert sum(node.op_type == "Gemm" for node in read_model(path).model.graph) == 3
     lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, 16)})
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        "scales = Mul(by_column, one_scale) d = DequantizeLinear<axis = 1>(w8, scales)",
+        "scales = Exp(by_column) d = DequantizeLinear<axis = 1>(w8, scales)",
+        "m = Identity(w8) n = Neg(m) d = DequantizeLinear<axis = 1>(n, by_column)",
+    ],
+)
+def test_a_weight_whose_scales_are_computed_stays_whole(
+    tmp_path: Path, weight: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lockstep.without_rounding(monkeypatch)
+    path = _save(tmp_path / "model.onnx", _graph(f"{weight} p = MatMul(x, d) " + SLICES))
+    source = read_model(path)
+    assert len([node for node in source.model.graph if node.op_type == "MatMul"]) == 2
+    sharding.slice_model(path, 2, tmp_path / "slices", allow_replicated=True)
+    lockstep.assert_same(tmp_path / "slices", path, {"x": graphs.array(3, 5, 16)})

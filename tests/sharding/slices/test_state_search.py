@@ -41,6 +41,8 @@ def test_the_axis_that_is_longer_afterwards(before: Any, after: Any, axis: int |
         (("float32", ("b", 4)), ("float16", ("b", 4)), "'i' is of type float32, the output 'o' of float16"),
         (("float32", ("b", 4)), ("float32", ("b", 5)), "the input 'i' has the shape"),
         (("float32", ("b", 4)), ("float32", ("b",)), "the input 'i' has the shape"),
+        (("string", ("b", 4)), ("string", ("b", 4)), "the input 'i' holds no numbers"),
+        (("bool", ("b", 4)), ("bool", ("b", 4)), ""),
         (("float32", ("b", 4)), ("float32", ("c", 4)), ""),
         (("float32", ("b", 4)), ("float32", (3, "x")), ""),
         (("float32", None), ("float32", ("b",)), ""),
