@@ -97,6 +97,10 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {
         "DepthwiseConv2dNative", (IMAGE, open_lengths(drawn(2, 4, 3, 2))), {},
         "the weight's shape must be known",
     ),
+    "one channel each, and the channels last": (
+        "DepthwiseConv2dNative", (IMAGE, drawn(2, 4, 3, 2)), {"data_format": "NHWC"},
+        "a convolution of each channel with the channels last has no conversion",
+    ),
     "a crop that a run tells": (
         "CropAndResize", (IMAGE, drawn(1, 4), np.int32([0]), (np.array(2), 3)), {},
         "crop_size must be two integers that are known before a run",

@@ -148,6 +148,8 @@ primitive("Conv3D", rank=5)(lambda b, node, x, w: _classic(b, node, x, w, 3))
 @primitive("DepthwiseConv2dNative", rank=4)
 def depthwise_conv(b: Builder, node: Node, x: Value, w: Value) -> Value:
     """Each channel alone; weights are (multiplier, channels, height, width)."""
+    if channels_last(node, node.attributes.get("data_format", "NCHW")):
+        raise RefusedError("a convolution of each channel with the channels last has no conversion")
     turned = b.transpose(w, [1, 0, 2, 3])
     kernel = kernel_of(w)
     channels = w.shape[1] if w.shape else None
