@@ -47,10 +47,16 @@ def test_places_of_a_slice(given: Any, tmp_path: Path) -> None:
         ((0, 0, 0), (1, 5, 2)), ((0, 0, 0), (-4, -1, 1)), ((0, 0, 0), (-9, 9, 1)), ((1, 0, 0), (0, 4, 1)),
         ((0, 1, 0), (2, 0, 3)), ((1, 1, 1), (0, 0, 0)), ((1, 1, 0), (0, 0, -1)), ((0, 1, 0), (3, 0, -2)),
         ((1, 0, 0), (0, 2, -1)), ((0, 0, 0), (6, 6, 1)), ((0, 0, 0), (0, 6, 1)),
+        ((0, 1, 0), (9, 0, -1)), ((0, 0, 0), (9, -9, -1)), ((0, 0, 0), (5, -9, -2)), ((0, 0, 0), (0, -7, -1)),
+        ((0, 0, 0), (6, 1, -1)), ((1, 0, 0), (0, -6, -1)), ((0, 0, 0), (-9, -9, -1)), ((0, 0, 0), (3, 0, -1)),
     ):  # fmt: skip
         wanted = [None if out else item for out, item in zip(missing, bounds, strict=True)]
-        found = run(tmp_path, "SliceToIndices", given, *bounds, init_by_none=missing, **settings)
-        assert found[0].tolist() == np.arange(6)[slice(*wanted)].tolist(), (missing, bounds)
+        in_a_run = [np.array(item) for item in bounds[:2]]
+        for first, last in (bounds[:2], in_a_run):
+            found = run(
+                tmp_path, "SliceToIndices", given, first, last, bounds[2], init_by_none=missing, **settings
+            )
+            assert found[0].tolist() == np.arange(6)[slice(*wanted)].tolist(), (missing, bounds)
 
 
 @pytest.mark.parametrize(

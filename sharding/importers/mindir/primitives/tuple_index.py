@@ -89,7 +89,9 @@ def slice_to_indices(
     length = _length(b, node, x, kinds)
     by: Operand = 1 if open_step else step
     back = (open_start or open_stop) and b.integer(by, "the step of a slice without a bound") < 0
-    first, last = _bound(b, start, length), _bound(b, stop, length)
+    known = b.known_ints(by)
+    turned = known is not None and known[0] < 0
+    first, last = (_bound(b, item, length, turned=turned) for item in (start, stop))
     if open_start:
         first = _minus_one(b, length) if back else 0
     if open_stop:
@@ -110,20 +112,23 @@ def _minus_one(b: Builder, length: int | Value) -> int | Value:
     return length - 1 if isinstance(length, int) else b.op("Sub", [length, 1])
 
 
-def _bound(b: Builder, operand: Operand, length: int | Value) -> Operand:
-    """A bound of a slice as a place from 0 to the length."""
+def _bound(b: Builder, operand: Operand, length: int | Value, *, turned: bool) -> Operand:
+    """A bound of a slice as a place from 0 to the length; of one that goes backwards (``turned``) from -1 to
+    the last place, as Python has them."""
+    low = -1 if turned else 0
+    high = _minus_one(b, length) if turned else length
     found = b.known_ints(operand)
     if found is None:
         value = b.reshape(b.ints(operand), ())
         from_end = b.op("Add", [value, b.value(length)])
         inside = b.op("Where", [b.op("Less", [value, 0]), from_end, value])
-        return b.op("Min", [b.op("Max", [inside, 0]), b.value(length)])
+        return b.op("Min", [b.op("Max", [inside, low]), b.value(high)])
     place = found[0]
-    if isinstance(length, int):
-        return min(max(place + length if place < 0 else place, 0), length)
+    if isinstance(length, int) and isinstance(high, int):
+        return min(max(place + length if place < 0 else place, low), high)
     if place < 0:
-        return b.op("Max", [b.op("Add", [length, place]), 0])
-    return b.op("Min", [length, place]) if place else 0
+        return b.op("Max", [b.op("Add", [length, place]), low])
+    return 0 if place == 0 and not turned else b.op("Min", [high, place])
 
 
 @primitive("NormalizeTupleIndex", declared=False)
