@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.tasks.expectations import read_arrays
+from launcher.tasks.expectations import _named, read_arrays
 from ranks.evaluation import compressed
 
 
@@ -45,3 +45,11 @@ def test_what_is_no_archive(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             read_arrays("--eval-inputs", path)
         assert str(caught.value).startswith(f"--eval-inputs {path}") and message in str(caught.value)
+
+
+def test_arrays_are_found_by_name_and_else_by_number() -> None:
+    arrays = {name: np.array(number) for number, name in enumerate(["b", "in_0", "in_1", "out_0"])}
+    found = dict(_named(arrays, ["a", "b"], "in", "--verify x"))
+    assert {name: int(array) for name, array in found.items()} == {"a": 1, "b": 0}
+    with pytest.raises(ConfigError, match=r"^--verify x: there is neither 'd' nor 'out_1' in the file$"):
+        list(_named(arrays, ["c", "d"], "out", "--verify x"))
