@@ -12,13 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from launcher.checkup import base, far
 from launcher.checkup.base import CHECKS, REGISTRY, Asked, Check, Finding
-from launcher.checkup.checks import cores, gpus, hosts, limits, memory, mpi, network
+from launcher.checkup.checks import cache, cores, gpus, hosts, limits, memory, mpi, network, python
 from launcher.common import programs as asking
 from launcher.job.rank_table import make_rank_table
 from tests.launcher import processes
@@ -212,6 +213,7 @@ def test_a_host_looks_at_itself() -> None:
     )  # fmt: skip
     found = json.loads(done.stdout)
     assert found["versions"]["numpy"] == np.__version__
+    assert found["versions"]["Python"] == f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert ["limits", "fail", "open files 128"] in [problem[:3] for problem in found["problems"]]
 
 
@@ -379,3 +381,20 @@ def test_another_package_brings_a_check(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[-2:] == ["fail  licence       none here", f"{'':20}-> buy one"], os.linesep.join(lines)
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "level"), [((3, 9), "fail"), ((3, 10), "ok"), ((3, 12), "ok"), ((3, 13), "warn")]
+)
+def test_versions_of_python(monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], level: str) -> None:
+    told = SimpleNamespace(version_info=(*version, 9, "final", 0), executable="python", platform="linux")
+    monkeypatch.setattr(python, "sys", told)
+    assert levels(found("python")) == [level]
+    told.platform = "darwin"
+    assert levels(found("python")) == [level, "fail"]
+
+
+@pytest.mark.parametrize(("free", "level"), [(2 << 30, "ok"), ((2 << 30) - 1, "warn")])
+def test_room_for_the_cache(monkeypatch: pytest.MonkeyPatch, free: int, level: str) -> None:
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    assert levels(found("cache")) == [level]

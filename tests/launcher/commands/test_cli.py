@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,6 +35,13 @@ def test_help(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> N
     if len(command) < 2:
         assert "examples:\n  shardrun " in out
         assert all(len(line) < 120 for line in out.splitlines())
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_the_help_names_all_commands(bare: bool) -> None:
+    """Also that of the parser which knows nothing else of them."""
+    text = cli.build_parser(bare=bare).format_help()
+    assert re.findall(r"^    (\w+)  ", text, re.MULTILINE) == list(COMMANDS)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

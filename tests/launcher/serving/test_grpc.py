@@ -374,6 +374,26 @@ def test_answers_of_a_stream_come_in_order(stream: tuple[Any, Stream], plain: An
         np.testing.assert_allclose(result.as_numpy("y"), expected, rtol=1e-6, atol=1e-6)
 
 
+def test_ranks_stay_for_each_question_of_a_stream(
+    stream: tuple[Any, Stream], server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else those that end when nobody needs them would, in the middle of it."""
+    model = server.context.repository.get("rows", "")
+    used, seen = type(model).used, []
+
+    def noted(self: Any) -> Any:
+        seen.append(self)
+        return used(self)
+
+    monkeypatch.setattr(type(model), "used", noted)
+    own, answers = stream
+    for number in range(3):
+        own.async_stream_infer("rows", inputs(feeds(2)), request_id=str(number))
+    assert [answers.next()[1] for _ in range(3)] == [None] * 3
+    assert seen == [model] * 3
+    until(lambda: model.under_way == 0)
+
+
 @pytest.fixture(scope="module")
 def model(texts: Path) -> Iterator[LanguageModel]:
     with launcher.load_language_model(texts, ranks=1) as model:

@@ -24,7 +24,7 @@ from launcher.serving.access import ACCESS, Tokens
 from launcher.serving.app import application
 from launcher.serving.metrics import Metrics
 from launcher.serving.seeing.numbers import Rate
-from launcher.serving.seeing.traces import Traces
+from launcher.serving.seeing.traces import Trace, Traces
 from tests.launcher.serving.playing import URL, Played, ask, played
 from tests.launcher.serving.running import Running
 from tests.ranks.threads import until
@@ -320,3 +320,26 @@ def test_what_the_page_shows(http: httpx.Client, server: Running) -> None:
             lambda: all(rank["work"] for one in http.get("/status").json()["models"] for rank in one["ranks"])
         )
     assert told["models"][1]["tokens_per_second"] > 0 and "chat" in told["models"][1]
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_nothing_is_made_below_a_span_that_is_left_out(sampled: bool) -> None:
+    """Also where the sampler looks at no parents."""
+    sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="needs opentelemetry-sdk")
+    from opentelemetry.sdk.trace import sampling
+    from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+
+    made: list[Any] = []
+
+    class Seen(sdk.SpanProcessor):  # type: ignore[misc]
+        def on_end(self, span: Any) -> None:
+            made.append(span)
+
+    provider = sdk.TracerProvider(sampling.ALWAYS_ON, shutdown_on_exit=False)
+    provider.add_span_processor(Seen())
+    above = NonRecordingSpan(SpanContext(7, 8, False, TraceFlags(int(sampled))))
+    Trace(above, provider.get_tracer("x")).passed("queue", 1000, 3500, rank=2)
+    assert len(made) == sampled
+    for span in made:
+        assert (span.name, span.parent.span_id, span.end_time - span.start_time) == ("queue", 8, 2500)
+        assert dict(span.attributes) == {"rank": 2}

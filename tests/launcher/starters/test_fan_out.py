@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.starters.agent import Asked
-from launcher.starters.agents import fan_out, relay
+from launcher.starters.agents import fan_out, relay, tree
 from launcher.starters.agents.connection import Host, Process
 from launcher.starters.agents.handle import AgentsHandle
 from launcher.starters.base import Ended
@@ -293,3 +293,18 @@ def test_nothing_is_opened_after_the_end(end: Callable[[relay.Relay], None]) -> 
     routes.obey({"to": 1, "run": ["true"]})
     routes.wait()
     assert said == []
+
+
+def test_a_way_through_a_host_that_is_gone_has_failed() -> None:
+    branch = tree.Branch("ssh", "near", lambda line: None)
+    changed: list[bool] = []
+    host = Host("far", lambda errors: None, {}, ["ssh", "far"])  # type: ignore[arg-type, typeddict-item, return-value]
+    first = branch.open(host, lambda: changed.append(first.failed))
+    assert branch.usable and not first.failed and first.why == "no answer"
+    branch.end()
+    assert not branch.usable and first.failed and first.wait(0) == 255
+    later = branch.open(host, lambda: changed.append(True))
+    assert later.failed and later.wait(0) == 255 and changed == [True, True]
+    assert later.lost(255) == "the ssh connection to near, by which it was reached, ended"
+    for route in (first, later):
+        route.leave()

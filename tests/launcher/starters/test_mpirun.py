@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +27,7 @@ from launcher.starters import base, cause, mpirun
 from launcher.starters import environment as environment_module
 from launcher.starters.base import SOME_RANK, Ended
 from launcher.starters.local import LocalLauncher
+from launcher.starters.mpi import handle
 from launcher.starters.mpi.handle import MpirunHandle
 from launcher.starters.mpirun import MpirunLauncher
 from launcher.starters.program import ProgramHandle
@@ -579,3 +582,36 @@ def test_an_mpirun_that_waits_for_a_lost_host_is_killed_at_once(
         handle.cut_off(1)
     handle.terminate()
     assert done == (["told", "killed"] if cut else ["told"])
+
+
+@pytest.mark.parametrize(("free", "in_memory"), [(0, True), (-1, False)])
+def test_where_the_scratch_folder_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, in_memory: bool
+) -> None:
+    """In memory, if there is room for all that its ranks may need."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    room = SimpleNamespace(free=mpirun._needed(3) + free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
+    assert mpirun._needed(4) > mpirun._needed(3) > mpirun._needed(1)
+    folder = mpirun._make_scratch(3)
+    try:
+        assert folder.parent == (Path("/dev/shm") if in_memory else tmp_path)
+    finally:
+        folder.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("[2] [proxy:0@n1] HYDU_create_process (h.c:1): execvp error on file ab (No such file)",
+         (2, "ab", "No such file")),
+        ("[2] [proxy:0@n1] x: execvp error on file a (b) (No such file)\n", (2, "a (b)", "No such file")),
+        ("[2] [proxy:0@n1] x: execvp error on file a)", None),
+        ("[2] [proxy:0@n1] x: execvp error on file a (No such file", None),
+        ("[2] proxy: execvp error on file a (No such file)", None),
+        ("[proxy:0@n1] x: execvp error on file a (No such file)", None),
+        ("[2] [proxy:0@n1] x: error on file a (No such file)", None),
+    ],
+)  # fmt: skip
+def test_the_word_of_a_program_that_is_missing(line: str, found: tuple[int, str, str] | None) -> None:
+    assert handle._missing(line) == found

@@ -241,3 +241,18 @@ def test_ray_takes_no_handler_of_ours() -> None:
 )
 def test_why_an_actor_is_gone(said: str, why: str) -> None:
     assert why_gone(said) == why
+
+
+def test_what_ray_says_of_a_death_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would stand in this program's standard output; other versions of Ray may have no such function."""
+    module = SimpleNamespace(print_to_stdstream=print)
+    cluster = SimpleNamespace(_loud=None)
+    monkeypatch.setitem(sys.modules, "ray._private.worker", module)
+    ray_cluster.Cluster._hush(cluster)  # type: ignore[arg-type]
+    assert cluster._loud == (module, print)
+    assert module.print_to_stdstream is not print
+    for odd in (SimpleNamespace(), None):
+        monkeypatch.setitem(sys.modules, "ray._private.worker", odd)  # type: ignore[arg-type]
+        cluster = SimpleNamespace(_loud=None)
+        ray_cluster.Cluster._hush(cluster)  # type: ignore[arg-type]
+        assert cluster._loud is None and not hasattr(odd, "print_to_stdstream")

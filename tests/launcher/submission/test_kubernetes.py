@@ -19,7 +19,7 @@ import yaml
 
 from launcher.errors import LaunchError
 from launcher.job.job import Job
-from launcher.submission.base import Submission
+from launcher.submission.base import Status, Submission
 from launcher.submission.options import SubmitOptions
 from launcher.submission.systems.kubernetes import Kubernetes
 from launcher.submission.tails import ProgramTail
@@ -328,6 +328,25 @@ def test_a_job_is_followed_to_its_end(
     calls = (state / "calls").read_text().splitlines()
     assert calls[0] == "create --namespace=us --filename=-"
     assert calls[-1].startswith("delete service it --namespace=us")
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "note"),
+    [
+        ([], None, "failed (Why so it was)"),
+        ([("1", 0)], None, "failed (Why so it was)"),
+        ([("5", 1), ("2", 9), ("1", 0), ("3", 4)], 9, ""),
+    ],
+)
+def test_the_code_of_a_failed_job_is_that_of_the_first_rank_that_failed(
+    monkeypatch: pytest.MonkeyPatch, ends: list[tuple[str, int]], code: int | None, note: str
+) -> None:
+    """Or there is none, where no pod says it any more; what Kubernetes says is told."""
+    pods = json.dumps({"items": [terminated(status, at) for at, status in ends]})
+    done = subprocess.CompletedProcess([], 0, pods, "")
+    monkeypatch.setattr(Kubernetes, "ask", lambda self, *words: done)
+    condition = {"reason": "Why", "message": "so\n  it was"}
+    assert Kubernetes()._failed("it", condition) == Status("done", code, note)
 
 
 def test_nothing_is_left_of_a_job_that_is_refused(tmp_path: Path) -> None:

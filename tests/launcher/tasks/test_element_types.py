@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnxruntime
 import pytest
 
 from launcher.cli import main
+from launcher.common.element_types import numpy_dtype
+from launcher.errors import ConfigError
 from launcher.job import inputs
 from ranks.common.tensors import element_dtype, is_extended
 from ranks.talk import wire
@@ -74,3 +77,21 @@ def test_types_from_other_processes_are_the_plain_ones(name: str) -> None:
 def test_types_that_numpy_lacks() -> None:
     assert all(is_extended(element_dtype(number)) for number in range(16, 21))
     assert not any(is_extended(element_dtype(number)) for number in range(1, 16))
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("float16", np.float16), ("string", object), (np.dtype("int8"), np.int8),
+        ("bfloat16", ml_dtypes.bfloat16),
+        ("float8e4m3fn", ml_dtypes.float8_e4m3fn), ("float4e2m1fn", ml_dtypes.float4_e2m1fn),
+    ],
+)  # fmt: skip
+def test_types_by_their_names(name: object, found: Any) -> None:
+    assert numpy_dtype(name) == np.dtype(found)
+
+
+@pytest.mark.parametrize("name", ["float7", "__name__", 5, ""])
+def test_names_that_are_no_types(name: object) -> None:
+    with pytest.raises(ConfigError, match=r"^x: the element type .* is not known"):
+        numpy_dtype(name, "x")

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.tasks.expectations import computed_types, read_arrays
+from launcher.tasks.expectations import _named, computed_types, read_arrays
 from ranks.evaluation import compressed
 
 
@@ -56,3 +56,11 @@ def test_short_types_are_seen_within_functions_too(tmp_path: Path) -> None:
     for kind, found in ((10, {"float16"}), (16, {"bfloat16"}), (1, set())):
         onnx.save(onnx.parser.parse_model(text.replace("KIND", str(kind))), tmp_path / "model.onnx")
         assert computed_types(tmp_path / "model.onnx") == found
+
+
+def test_arrays_are_found_by_name_and_else_by_number() -> None:
+    arrays = {name: np.array(number) for number, name in enumerate(["b", "in_0", "in_1", "out_0"])}
+    found = dict(_named(arrays, ["a", "b"], "in", "--verify x"))
+    assert {name: int(array) for name, array in found.items()} == {"a": 1, "b": 0}
+    with pytest.raises(ConfigError, match=r"^--verify x: there is neither 'd' nor 'out_1' in the file$"):
+        list(_named(arrays, ["c", "d"], "out", "--verify x"))

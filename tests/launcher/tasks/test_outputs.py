@@ -30,6 +30,9 @@ from tests.launcher.cli_tools import mpirun, save_mlp
         (np.array([1, 2], ml_dtypes.bfloat16), ["[2]", "bfloat16", "1 2", "1 to 2"]),
         (np.uint64([2**64 - 1]), ["[1]", "uint64", str(2**64 - 1), f"{2**64 - 1} to {2**64 - 1}"]),
         (np.complex64([1 + 2j]), ["[1]", "complex64", "1+2j", ""]),
+        (np.array([b"ab", b"c\xff"]), ["[2]", "string", "'ab' 'c\ufffd'", ""]),
+        (np.int8([1, 2, 3, 4]), ["[4]", "int8", "1 2 3 4", "1 to 4"]),
+        (np.float16([np.nan, -np.inf, np.inf]), ["[3]", "float16", "nan -inf inf", "1 NaN, 2 infinite"]),
     ],
 )  # fmt: skip
 def test_a_row(array: Any, row: list[str | None]) -> None:
@@ -42,6 +45,21 @@ def test_a_row(array: Any, row: list[str | None]) -> None:
     document = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert document["shape"] == list(np.shape(array))
     assert document["bytes"] == np.asarray(array).nbytes
+
+
+@pytest.mark.parametrize(
+    ("array", "first"),
+    [
+        (np.float32([np.nan, np.inf, -np.inf, 0.5, 7]), ["nan", "inf", "-inf", 0.5]),
+        (np.complex64([1 - 2j, complex(0, np.inf)]), [[1, -2], [0, "inf"]]),
+        (np.array([b"ab", b"\xff"]), ["ab", "\ufffd"]),
+        (np.array(["ab"], object), ["ab"]),
+        (np.array([True]), [True]),
+    ],
+)  # fmt: skip
+def test_what_json_has_no_word_for_is_text(array: Any, first: list[object]) -> None:
+    (found,) = summarize({"y": array})
+    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["first"] == first
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,16 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from launcher.tasks import loading
 from launcher.tasks.run import leave_now
+from ranks.collectives import absence
 from ranks.errors import PeerLostError
 from ranks.identity.place import Identity
-from ranks.talk import orphan
+from ranks.talk import guard, orphan, title
 from ranks.talk.title import short_name
 from tests.launcher.cli_tools import environment
 from tests.launcher.processes import LIMIT, MARK, marked, wait_until
@@ -71,3 +74,25 @@ def test_nobody_is_waited_for_who_cannot_tell(monkeypatch: pytest.MonkeyPatch, s
     with pytest.raises(SystemExit):
         leave_now(PeerLostError("Rank 1 is gone.", 1, silent=silent), Identity(0, 2))
     assert bool(waits) is not silent
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_rank_that_others_start_is_watched(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """One that is alone waits for nobody, and nobody for it."""
+    done: list[tuple[object, ...]] = []
+    who = SimpleNamespace(world_size=size, rank=1, host="n1", key="theirs")
+    job = SimpleNamespace(collectives=None, hang_timeout=7.0, model="m.onnx")
+    monkeypatch.delenv("SHARDRUN_JOB", raising=False)
+    monkeypatch.setattr(orphan, "end_with_launcher", lambda: 5)
+    monkeypatch.setattr(absence.ABSENCE, "stand", lambda *said: done.append(("absence", *said)))
+    monkeypatch.setattr(guard.GUARD, "stand", lambda *said: done.append(("stand", *said)))
+    monkeypatch.setattr(guard.GUARD, "feel", lambda *said: done.append(("feel", *said)))
+    monkeypatch.setattr(title, "name_process", lambda *said: done.append(("name", *said)))
+    loading.take_part(job, who)  # type: ignore[arg-type]
+    watched = [
+        ("absence", who, ""),
+        ("stand", 1, "n1", 5, 7.0),
+        ("feel", 1, "n1", 7.0),
+        ("name", 1, 2, "theirs", "run m.onnx"),
+    ]
+    assert done == (watched if size > 1 else [])
