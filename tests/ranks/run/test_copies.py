@@ -68,7 +68,7 @@ def test_a_sequence_without_positions_may_get_other_rows() -> None:
         together=lambda *_, owners, asked: owners,
     )
     parts = SimpleNamespace(cut=SimpleNamespace(outputs=()))
-    model: Any = SimpleNamespace(pairs=(), parts=parts, specs={}, copies=fake, shown=fake)
+    model: Any = SimpleNamespace(pairs=(), parts=parts, specs={}, defaults={}, copies=fake, shown=fake)
     sequences = Sequences(model)
     sequences.open(1)
     assert sequences.step(1, {"input_ids": ones(4, 3)}) == (0, 0, 1, 1)
