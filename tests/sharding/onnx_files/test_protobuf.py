@@ -59,6 +59,17 @@ def model(sizes: list[int], **more: Any) -> onnx.ModelProto:
     return onnx.ModelProto(ir_version=8, graph=graph, **more)
 
 
+@pytest.mark.parametrize(("more", "good"), [(8, True), (9, False), (200, False)])
+def test_a_number_has_at_most_ten_bytes(more: int, good: bool) -> None:
+    """Of which the last says that it is the last: else a small file would make an endless number."""
+    data = b"\x08" + b"\x80" * (more + 1) + b"\x01"
+    if good:
+        assert [number for number, *_ in protobuf.fields(memoryview(data), 0, len(data))] == [1]
+    else:
+        with pytest.raises(MalformedError, match="a number breaks off at byte 11"):
+            list(protobuf.fields(memoryview(data), 0, len(data)))
+
+
 @pytest.mark.parametrize("size", [1, INLINE_BYTES, INLINE_BYTES + 1, 3 * INLINE_BYTES])
 def test_large_weights_are_left_where_they_lie(size: int) -> None:
     """All else is as it was."""
