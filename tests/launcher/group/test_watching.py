@@ -11,15 +11,7 @@ import pytest
 
 from launcher.group import halted
 from launcher.group.halted import Hung, Inquest, Seen, Watch, _Still, late_ones, stacks, wait_aloud
-
-
-class Clock:
-    """Seconds that the test lets pass."""
-
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
+from tests.launcher.clock import Clock
 
 
 @pytest.fixture

@@ -6,15 +6,7 @@ import pytest
 
 from launcher.tasks import pace
 from launcher.tasks.pace import Pace, duration
-
-
-class Clock:
-    """A time that only moves when it is told to."""
-
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
+from tests.launcher.clock import Clock
 
 
 @pytest.fixture
